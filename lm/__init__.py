@@ -1,0 +1,1 @@
+"""The model, its objective, its data and the pure arithmetic about it."""

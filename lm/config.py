@@ -1,0 +1,101 @@
+"""Model shapes as frozen dataclasses. Standard library only, so that the arithmetic about models can use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class MuPConfig:
+    """Maximal-update parametrisation (Yang et al. 2022, arXiv 2203.03466, table 8).
+
+    The width multiplier is m = d_model / base_width. Hidden matrices get LR / m and init std / sqrt(m), logits
+    are divided by m, attention scores are divided by d_head (equal to the usual sqrt(d_head) at base_d_head).
+
+    Attributes:
+        base_width: d_model at which the learning rate was tuned; at this width nothing changes.
+        base_d_head: head size at which attention scores keep their usual 1 / sqrt(d_head).
+    """
+
+    base_width: int = 64
+    base_d_head: int = 32
+
+    def __post_init__(self) -> None:
+        _require(self.base_width > 0, f"mup.base_width must be positive, got {self.base_width}")
+        _require(self.base_d_head > 0, f"mup.base_d_head must be positive, got {self.base_d_head}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama model (no biases anywhere).
+
+    Attributes:
+        vocab_size: V, ids the embedding and the head know.
+        d_model: d, width of the residual stream.
+        n_layers: L, blocks.
+        n_heads: query heads; d_head = d_model / n_heads unless d_head is given.
+        n_kv_heads: key and value heads (GQA); 0 means n_heads.
+        d_ff: f, inner width of SwiGLU; 0 means 8/3 d_model rounded up to a multiple of d_ff_multiple.
+        d_ff_multiple: see d_ff.
+        d_head: head size; 0 means d_model / n_heads.
+        rope_theta: RoPE base.
+        norm_eps: RMSNorm epsilon.
+        tie_embeddings: the head shares the embedding's matrix.
+        init_std: standard deviation of normal init of embedding and matrices.
+        depth_scaled_init: output projections (attention and MLP) use init_std / sqrt(2 L).
+        zero_init_head: the head starts at 0, so that the first logits are equal (untied only).
+        mup: width-transfer rules; None is the standard parametrisation.
+    """
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int = 0
+    d_ff: int = 0
+    d_ff_multiple: int = 16
+    d_head: int = 0
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    init_std: float = 0.02
+    depth_scaled_init: bool = True
+    zero_init_head: bool = False
+    mup: MuPConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff_multiple"):
+            _require(getattr(self, name) > 0, f"model.{name} must be positive, got {getattr(self, name)}")
+        if self.d_head == 0:
+            _require(
+                self.d_model % self.n_heads == 0,
+                f"model.d_model {self.d_model} does not divide by n_heads {self.n_heads}; change one or set d_head",
+            )
+            object.__setattr__(self, "d_head", self.d_model // self.n_heads)
+        if self.n_kv_heads == 0:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if self.d_ff == 0:
+            multiple = self.d_ff_multiple
+            object.__setattr__(self, "d_ff", -(-8 * self.d_model // (3 * multiple)) * multiple)
+        _require(self.d_head > 0 and self.d_head % 2 == 0, f"model.d_head must be even for RoPE, got {self.d_head}")
+        _require(
+            self.n_kv_heads > 0 and self.n_heads % self.n_kv_heads == 0,
+            f"model.n_heads {self.n_heads} does not divide by n_kv_heads {self.n_kv_heads}",
+        )
+        _require(self.d_ff > 0, f"model.d_ff must be positive, got {self.d_ff}")
+        _require(self.rope_theta > 1, f"model.rope_theta must be above 1, got {self.rope_theta}")
+        _require(self.init_std > 0, f"model.init_std must be positive, got {self.init_std}")
+        _require(
+            not (self.tie_embeddings and self.zero_init_head),
+            "model.zero_init_head would zero the embedding too when tie_embeddings is on; turn one off",
+        )
+
+    @property
+    def width_multiplier(self) -> float:
+        """m of muP; 1 under the standard parametrisation."""
+        return 1.0 if self.mup is None else self.d_model / self.mup.base_width

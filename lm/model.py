@@ -1,0 +1,130 @@
+"""Llama (Touvron et al. 2023, arXiv 2302.13971): pre-norm blocks of grouped-query attention and SwiGLU, RoPE, no biases.
+
+Letters: B batch, T positions, D width, H query heads, K key-value heads, E head size, F MLP width, V vocabulary.
+Initial values come from lm.init.materialize; reset_parameters only serves a module used on its own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm.attention import attention, document_mask
+from lm.config import ModelConfig
+from lm.loss import token_nll
+from lm.rope import apply_rope, rope_table
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang and Sennrich 2019, arXiv 1910.07467, eq. 4), in fp32, returned in x's dtype."""
+
+    def __init__(self, d_model: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(d_model))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        normed = F.rms_norm(x_BTD.float(), self.weight.shape, self.weight.float(), self.eps)
+        return normed.type_as(x_BTD)
+
+
+class GQA(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) with RoPE."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.d_head = config.d_head
+        D, E, H, K = config.d_model, config.d_head, config.n_heads, config.n_kv_heads
+        self.wq = nn.Linear(D, H * E, bias=False)
+        self.wk = nn.Linear(D, K * E, bias=False)
+        self.wv = nn.Linear(D, K * E, bias=False)
+        self.wo = nn.Linear(H * E, D, bias=False)
+        # Under muP scores scale with 1 / E; the constant makes both rules meet at base_d_head.
+        self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_BTHE = apply_rope(self.wq(x_BTD).view(B, T, -1, self.d_head), cos, sin)
+        k_BTKE = apply_rope(self.wk(x_BTD).view(B, T, -1, self.d_head), cos, sin)
+        v_BTKE = self.wv(x_BTD).view(B, T, -1, self.d_head)
+        return self.wo(attention(q_BTHE, k_BTKE, v_BTKE, mask, self.scale))
+
+
+class SwiGLU(nn.Module):
+    """w_down(silu(w_gate x) * w_up x) (Shazeer 2020, arXiv 2002.05202, eq. 6)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.w_gate = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.w_up = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.w_down = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.w_down(F.silu(self.w_gate(x_BTD)) * self.w_up(x_BTD))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.attention_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.attention = GQA(config)
+        self.mlp_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin, mask)
+        return x_BTD + self.mlp(self.mlp_norm(x_BTD))
+
+
+class Llama(nn.Module):
+    """A decoder-only transformer over packed windows.
+
+    A tied head has no module of its own: the embedding's matrix is used twice, so that no strategy can pull the two
+    apart.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+
+    def hidden(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Final normed states, [B, T, D].
+
+        Args:
+            input_ids: [B, T] int64.
+            document_ids: [B, T] integers that change where a document begins; None for one document a window.
+                Positions need not restart: RoPE sees differences only, and attention stays inside a document.
+        """
+        T = input_ids.shape[1]
+        cos, sin = rope_table(T, self.config.d_head, self.config.rope_theta, input_ids.device)
+        mask = document_mask(document_ids)
+        x_BTD = self.embedding(input_ids)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, cos, sin, mask)
+        return self.norm(x_BTD)
+
+    def logits(self, x_BTD: Tensor) -> Tensor:
+        """Scores of the next token, [B, T, V]; divided by the width multiplier under muP."""
+        if self.config.mup is not None:
+            x_BTD = x_BTD / self.config.width_multiplier
+        return F.linear(x_BTD, self.embedding.weight) if self.head is None else self.head(x_BTD)
+
+    def forward(self, input_ids: Tensor, document_ids: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V], or with labels [B, T] the loss of each position in nats, [B, T] fp32.
+
+        The loss is part of forward because a sharded model gathers the head's weight only for the time of forward.
+        """
+        logits_BTV = self.logits(self.hidden(input_ids, document_ids))
+        return logits_BTV if labels is None else token_nll(logits_BTV, labels)

@@ -1,0 +1,1 @@
+"""Strategy, callback and logger plugins for Lightning."""

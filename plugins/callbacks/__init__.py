@@ -1,0 +1,1 @@
+"""Callback plugins, one a file."""

@@ -1,0 +1,1 @@
+"""Strategies by registry name: ddp, fsdp, hsdp, zero1, zero2, zero3."""

@@ -1,0 +1,1 @@
+"""Thin command-line mains: data, pretrain, bench, demo."""

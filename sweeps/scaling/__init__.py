@@ -1,0 +1,1 @@
+"""Pure scaling-law fits: numpy and scipy only."""
