@@ -73,7 +73,13 @@ def parameter_groups(model: nn.Module, config: ModelConfig, optim: OptimConfig) 
     for row in parameter_rows(parameters, config, optim):
         key = (row.lr_multiplier, row.weight_decay)
         group = groups.setdefault(
-            key, {"params": [], "lr": optim.lr * row.lr_multiplier, "weight_decay": row.weight_decay}
+            key,
+            {
+                "params": [],
+                "lr": optim.lr * row.lr_multiplier,
+                "peak_lr": optim.lr * row.lr_multiplier,
+                "weight_decay": row.weight_decay,
+            },
         )
         group["params"].append(parameters[row.name])
     return list(groups.values())

@@ -1,0 +1,168 @@
+"""The LightningModule: model, objective, optimizer and schedule of one pretraining run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lm.config import ModelConfig
+from lm.init import materialize
+from lm.model import Llama
+from lm.optim.groups import OptimConfig, parameter_groups
+from lm.optim.schedule import lr_multiplier
+
+# A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
+_FREE_ON_RESUME = frozenset({"rope_theta", "norm_eps", "init_std", "depth_scaled_init", "zero_init_head"})
+
+
+class LlamaModule(LightningModule):
+    """Trains a Llama on packed windows.
+
+    The loss of a step is the mean over all labelled tokens of the global batch: each micro-batch divides its sum by
+    `loss_tokens`, the global count over (ranks x accumulation), so that the mean taken by the strategy and by
+    accumulation is exact however the batch is split.
+
+    Args:
+        config: shape of the model.
+        optim: optimizer and schedule; the schedule spans trainer.max_steps.
+        seed: of the initial values, which do not depend on strategy or world size.
+    """
+
+    def __init__(self, config: ModelConfig, optim: OptimConfig = OptimConfig(), seed: int = 0):
+        super().__init__()
+        self.model_config = config
+        self.optim_config = optim
+        self.seed = seed
+        self.model: Llama | None = None
+        self.metrics: dict[str, float] = {}
+        self._step_loss: Tensor | float = 0.0
+        self._validation_sums: Tensor | None = None
+
+    def configure_model(self) -> None:
+        """Build on the meta device, let the strategy shard, then fill in initial values. Safe to call again."""
+        if self.model is not None:
+            return
+        with torch.device("meta"):
+            model = Llama(self.model_config)
+        strategy = self.trainer.strategy
+        parallelize = getattr(strategy, "parallelize", None)
+        if parallelize is not None:
+            parallelize(model)
+        materialize(model, self.model_config, self.seed, strategy.root_device)
+        self.model = model
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over the table of lm.optim.groups. The rate is set before each step, from the step alone."""
+        if self.trainer.max_steps <= 0:
+            raise ValueError("the run has no length: set tokens (or trainer.max_steps)")
+        optim = self.optim_config
+        groups = parameter_groups(self.model, self.model_config, optim)
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps)
+
+    def lr(self, step: int) -> float:
+        """Learning rate of optimizer step `step`, before the groups' multipliers."""
+        return self.optim_config.lr * lr_multiplier(step, self.trainer.max_steps, self.optim_config.schedule)
+
+    def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        # No scheduler object: its saved base rates would silently win over a changed config on resume.
+        multiplier = lr_multiplier(self.trainer.global_step, self.trainer.max_steps, self.optim_config.schedule)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = group["peak_lr"] * multiplier
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
+        nll = self.model(batch["input_ids"], batch["document_ids"], batch["labels"])
+        loss = nll.sum() / batch["loss_tokens"]
+        self._step_loss = self._step_loss + loss.detach() / self.trainer.accumulate_grad_batches
+        return loss
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
+        """Clip unless the strategy did already, by the global norm it reports."""
+        if not getattr(self.trainer.strategy, "clips_gradients", False):
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches != 0:
+            return
+        step_loss, self._step_loss = self._step_loss, 0.0
+        step = self.trainer.global_step  # steps done, this one included
+        if step % self.trainer.log_every_n_steps != 0 and step != self.trainer.max_steps:
+            return
+        values = {"loss": float(self.trainer.strategy.reduce(step_loss, reduce_op="mean")), "lr": self.lr(step - 1)}
+        grad_norm = getattr(self.trainer.strategy, "grad_norm", None)
+        if grad_norm is not None:
+            values["grad_norm"] = float(grad_norm)
+        self.record(values)
+
+    def on_validation_epoch_start(self) -> None:
+        sources = len(self.trainer.datamodule.source_names)
+        # nats, labelled tokens and their bytes per source; fp64 because counts pass 2^24
+        self._validation_sums = torch.zeros(sources, 3, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        nll = self.model(batch["input_ids"], batch["document_ids"], batch["labels"])
+        sums = self._validation_sums[dataloader_idx]
+        sums[0] += nll.sum(dtype=torch.float64)
+        sums[1] += (batch["labels"] >= 0).sum()
+        sums[2] += batch["target_bytes"].sum()
+
+    def on_validation_epoch_end(self) -> None:
+        sums = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
+        values = validation_metrics(
+            self.trainer.datamodule.source_names, self.trainer.datamodule.source_weights, sums
+        )
+        if not self.trainer.sanity_checking:
+            self.record(values)
+
+    test_step = validation_step
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
+
+    def record(self, values: dict[str, float]) -> None:
+        """Send metrics to the loggers, at the number of steps done, and keep the newest of each in `metrics`."""
+        self.metrics.update(values)
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["model_config"] = dataclasses.asdict(self.model_config)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved, here = checkpoint.get("model_config", {}), dataclasses.asdict(self.model_config)
+        for name, value in saved.items():
+            if name in here and here[name] != value and name not in _FREE_ON_RESUME:
+                raise ValueError(
+                    f"the checkpoint was trained with model.config.{name} = {value}, this run has {here[name]}; "
+                    "set it to the checkpoint's value or start a new run"
+                )
+
+
+def validation_metrics(sources: list[str], weights: list[float], sums: list[list[float]]) -> dict[str, float]:
+    """Losses in nats per token and bits per UTF-8 byte, per source and for the training mix.
+
+    Args:
+        sources: names.
+        weights: share of each source in the training mix; the overall figures weigh the sources by it.
+        sums: per source [nats, labelled tokens, UTF-8 bytes of the labelled tokens].
+
+    Returns:
+        val_loss/<source>, bpb/<source>, and val_loss, bpb.
+    """
+    values: dict[str, float] = {}
+    total_loss = total_bpb = total_weight = 0.0
+    for source, weight, (nats, tokens, n_bytes) in zip(sources, weights, sums, strict=True):
+        if tokens == 0 or n_bytes == 0:
+            continue
+        loss, bpb = nats / tokens, nats / n_bytes / math.log(2)
+        values[f"val_loss/{source}"], values[f"bpb/{source}"] = loss, bpb
+        total_loss += weight * loss
+        total_bpb += weight * bpb
+        total_weight += weight
+    if total_weight > 0:
+        values["val_loss"], values["bpb"] = total_loss / total_weight, total_bpb / total_weight
+    return values
