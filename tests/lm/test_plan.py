@@ -29,7 +29,7 @@ def test_llama_2_7b_count_is_the_published_one() -> None:
 def test_parts_of_the_7b_plan() -> None:
     count = count_parameters(PLAN_7B)
     assert count.total - count.norms == 6_721_372_160
-    assert count.attention / 32 == pytest.approx(41.9e6, rel=1e-3)
+    assert count.attention / 32 == pytest.approx(41.9e6, rel=2e-3)
     assert count.mlp / 32 == pytest.approx(135.3e6, rel=1e-3)
     assert count.embedding + count.head == pytest.approx(1.05e9, rel=2e-3)
     assert count.matmul == pytest.approx(6.196e9, rel=1e-4)

@@ -1,0 +1,197 @@
+"""Approach 2 of Hoffmann et al. 2022 (arXiv 2203.15556, section 3.2): IsoFLOP parabolas, then log-log lines.
+
+Per budget C, loss is a parabola in ln N (and in ln D) near its lowest point; the vertex is N*(C) (and D*(C)).
+Over budgets, N* = k_N C^a and D* = k_D C^b by ordinary least squares in logs, and the loss at the vertex is a law in C.
+
+Known bias: the parabola is symmetric and the true curve is not, so wide or off-centre grids shift the vertex
+("Problems with Chinchilla Approach 2", Open Athena). Fewer points near the minimum mean less bias and more noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sweeps.scaling.laws import LossLaw, PowerLine, fit_loss_law, fit_power_line
+from sweeps.scaling.table import Array, FitError, RunTable
+
+NEAREST = 4
+MIN_POINTS = 3
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """One budget's IsoFLOP curve.
+
+    Attributes:
+        budget: FLOPs.
+        n_opt, d_opt: vertex in parameters and tokens; NaN when refused.
+        loss: loss at the vertex in ln N, nats per token; NaN when refused.
+        coefficients: (q2, q1, q0) of loss = q2 x^2 + q1 x + q0 with x = ln N - x_mean.
+        x_mean: centre of x.
+        rows: indices into the table of the points the parabola used.
+        reason: why the curve was refused, empty when it was not.
+    """
+
+    budget: float
+    n_opt: float
+    d_opt: float
+    loss: float
+    coefficients: tuple[float, float, float]
+    x_mean: float
+    rows: tuple[int, ...]
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.reason
+
+    def at(self, n_params: Array) -> Array:
+        """Parabola's loss at N, [...] -> [...]."""
+        return np.polyval(self.coefficients, np.log(n_params) - self.x_mean)
+
+
+@dataclass(frozen=True)
+class IsoFlopFit:
+    """Approach 2's result.
+
+    Attributes:
+        minima: one per budget, ascending, refused ones included with their reasons.
+        n_line, d_line: N* and D* against C; exponents are a and b.
+        loss_law: loss at the optimum against C.
+        curvature: mean of q2 / loss over budgets: relative loss per (ln N - ln N*)^2.
+        near: points nearest the minimum each parabola used; None means all.
+    """
+
+    minima: tuple[Minimum, ...]
+    n_line: PowerLine
+    d_line: PowerLine
+    loss_law: LossLaw
+    curvature: float
+    near: int | None
+
+    @property
+    def a(self) -> float:
+        """Exponent of N* in C."""
+        return self.n_line.exponent
+
+    @property
+    def b(self) -> float:
+        """Exponent of D* in C."""
+        return self.d_line.exponent
+
+    def n_opt(self, c_flops: float) -> float:
+        return float(self.n_line(np.float64(c_flops)))
+
+    def d_opt(self, c_flops: float) -> float:
+        return float(self.d_line(np.float64(c_flops)))
+
+    def loss_opt(self, c_flops: float) -> float:
+        return float(self.loss_law(np.float64(c_flops)))
+
+    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
+        """Loss of a shape off the optimum: law at C times 1 + curvature (ln N - ln N*)^2. D follows from N and C."""
+        distance = np.log(n_params) - np.log(self.n_opt(c_flops))
+        return self.loss_opt(c_flops) * (1 + self.curvature * float(distance) ** 2)
+
+
+def fit_isoflop(table: RunTable, near: int | None = NEAREST, loss_form: str = "auto") -> IsoFlopFit:
+    """Fits approach 2.
+
+    Args:
+        near: points nearest (in ln N) to the lowest one that each parabola uses; None uses all of the budget.
+            4 was best on small ragged grids; use all on clean grids of many points, to compare with publications.
+        loss_form: `power`, `saturating` or `auto`, see `laws.fit_loss_law`.
+
+    Raises:
+        FitError: fewer than two budgets have an acceptable minimum; the message gives each refusal.
+    """
+    minima = tuple(_fit_budget(table, budget, near) for budget in table.budgets)
+    good = [m for m in minima if m.ok]
+    if len(good) < 2:
+        why = "; ".join(f"{m.budget:.3g} FLOPs: {m.reason}" for m in minima if not m.ok) or "no other budgets"
+        raise FitError(f"isoflop needs minima at 2 budgets or more, {len(good)} found ({why})")
+    return lines_through(good, minima, near, loss_form)
+
+
+def lines_through(good: list[Minimum], minima: tuple[Minimum, ...], near: int | None, loss_form: str) -> IsoFlopFit:
+    """Log-log lines through accepted minima."""
+    c = np.array([m.budget for m in good])
+    loss = np.array([m.loss for m in good])
+    return IsoFlopFit(
+        minima=minima,
+        n_line=fit_power_line(c, np.array([m.n_opt for m in good])),
+        d_line=fit_power_line(c, np.array([m.d_opt for m in good])),
+        loss_law=fit_loss_law(c, loss, loss_form),
+        curvature=float(np.mean([m.coefficients[0] / m.loss for m in good])),
+        near=near,
+    )
+
+
+def _fit_budget(table: RunTable, budget: float, near: int | None) -> Minimum:
+    rows = np.flatnonzero(np.isclose(table.budget, budget, rtol=1e-9))
+    log_n, log_d, loss = np.log(table.n[rows]), np.log(table.d[rows]), table.loss[rows]
+    return fit_curve(float(budget), rows, log_n, log_d, loss, near)
+
+
+def nearest_to_lowest(x: Array, y: Array, near: int | None) -> np.ndarray:
+    """Indices of the points to fit: `near` distinct x nearest to the x with the lowest mean y; None takes all.
+
+    Repeats at one x (seeds) count once, so that three seeds of one size are not three points of a curve.
+    """
+    values, inverse = np.unique(np.round(x, 9), return_inverse=True)
+    if near is None or len(values) <= near:
+        return np.arange(len(x))
+    mean = np.bincount(inverse, weights=y) / np.bincount(inverse)
+    chosen = np.argsort(np.abs(values - values[np.argmin(mean)]), kind="stable")[:near]
+    return np.flatnonzero(np.isin(inverse, chosen))
+
+
+def fit_curve(
+    budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss: Array, near: int | None
+) -> Minimum:
+    """One budget's parabola in ln N and in ln D.
+
+    Args:
+        rows: [points] int, the points' indices in the table.
+        log_n, log_d, loss: [points] fp64.
+
+    Returns:
+        A `Minimum`, refused (with its reason) when it has fewer than 3 sizes, opens downwards or is flat, or has
+        its vertex outside the sizes that were run.
+    """
+    use = nearest_to_lowest(log_n, loss, near)
+    used = tuple(int(r) for r in rows[use])
+    sizes = np.unique(np.round(log_n[use], 9))
+    x_mean = float(log_n[use].mean())
+    nothing = (np.nan, np.nan, np.nan)
+    if len(sizes) < MIN_POINTS:
+        reason = f"{len(sizes)} sizes, a parabola needs {MIN_POINTS}"
+        return Minimum(budget, np.nan, np.nan, np.nan, nothing, x_mean, used, reason)
+    coefficients, log_n_opt, loss_opt, reason = _vertex(log_n[use], loss[use], log_n, "N")
+    log_d_opt = np.nan
+    if not reason:
+        _, log_d_opt, _, reason = _vertex(log_d[use], loss[use], log_d, "D")
+    if reason:
+        return Minimum(budget, np.nan, np.nan, np.nan, coefficients, x_mean, used, reason)
+    return Minimum(budget, float(np.exp(log_n_opt)), float(np.exp(log_d_opt)), loss_opt, coefficients, x_mean, used)
+
+
+def _vertex(x: Array, y: Array, grid: Array, name: str) -> tuple[tuple[float, float, float], float, float, str]:
+    """Least-squares parabola of y over x: coefficients around mean(x), vertex x, vertex y, reason to refuse."""
+    mean = x.mean()
+    centred = x - mean
+    basis = np.stack([centred**2, centred, np.ones_like(x)], axis=1)
+    solution = np.linalg.lstsq(basis, y, rcond=None)[0]
+    q2, q1, q0 = (float(q) for q in solution)
+    if q2 <= 0:
+        return (q2, q1, q0), np.nan, np.nan, f"the parabola in ln {name} opens downwards"
+    vertex = float(mean - q1 / (2 * q2))
+    low, high = float(grid.min()), float(grid.max())
+    if not low < vertex < high:
+        side = "below" if vertex <= low else "above"
+        more = "smaller" if side == "below" else "larger"
+        reason = f"the minimum in {name} lies {side} the grid ({np.exp(low):.3g} to {np.exp(high):.3g}); add {more} {name}"
+        return (q2, q1, q0), np.nan, np.nan, reason
+    return (q2, q1, q0), vertex, q0 - q1**2 / (4 * q2), ""

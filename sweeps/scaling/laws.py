@@ -1,0 +1,135 @@
+"""One-dimensional laws in compute: log-log lines, and the loss at the optimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from sweeps.scaling.table import Array, FitError
+
+SATURATING_MIN_POINTS = 5
+
+
+@dataclass(frozen=True)
+class PowerLine:
+    """y = exp(log_coefficient) x^exponent, fitted by ordinary least squares of ln y on ln x.
+
+    Attributes:
+        log_x: [points] fp64, ln x of the points fitted.
+        residuals: [points] fp64, of ln y.
+        variance: residual variance of ln y, points - 2 degrees of freedom; NaN with two points.
+    """
+
+    log_coefficient: float
+    exponent: float
+    log_x: Array
+    residuals: Array
+    variance: float
+
+    def __call__(self, x: Array | np.float64) -> Array:
+        return np.exp(self.log_coefficient + self.exponent * np.log(x))
+
+
+def fit_power_line(x: Array, y: Array) -> PowerLine:
+    """Log-log line, [points] fp64 each.
+
+    Raises:
+        FitError: fewer than two distinct x.
+    """
+    if len(np.unique(x)) < 2:
+        raise FitError(f"a log-log line needs 2 distinct abscissae, got {len(np.unique(x))}")
+    log_x, log_y = np.log(x), np.log(y)
+    x_mean = float(log_x.mean())
+    centred = log_x - x_mean
+    exponent = float(centred @ log_y / (centred @ centred))
+    residuals = log_y - log_y.mean() - exponent * centred
+    dof = len(x) - 2
+    variance = float(residuals @ residuals / dof) if dof > 0 else float("nan")
+    return PowerLine(float(log_y.mean()) - exponent * x_mean, exponent, log_x, residuals, variance)
+
+
+@dataclass(frozen=True)
+class LossLaw:
+    """L*(C) = e + exp(log_k) C^-gamma, nats per token.
+
+    Attributes:
+        form: `power` (e = 0) or `saturating`.
+        e: irreducible loss of this law; 0 for `power`.
+        reason: why the form was chosen.
+    """
+
+    form: str
+    e: float
+    log_k: float
+    gamma: float
+    reason: str
+
+    def __call__(self, c_flops: Array | np.float64) -> Array:
+        return self.e + np.exp(self.log_k - self.gamma * np.log(c_flops))
+
+
+def fit_loss_law(c_flops: Array, loss: Array, form: str = "auto") -> LossLaw:
+    """Loss at the optimum against compute, least squares of ln loss.
+
+    Args:
+        c_flops, loss: [budgets] fp64, at the minima.
+        form: `power`; `saturating`; `auto` takes `saturating` only with 5 minima or more, an irreducible loss
+            inside its bounds, and a smaller error when it predicts the last minimum from the others.
+
+    Raises:
+        FitError: `saturating` asked for with fewer than 4 minima, or its irreducible loss is at its bound.
+        ValueError: unknown form.
+    """
+    if form == "power":
+        return _power(c_flops, loss, "asked for")
+    if form == "saturating":
+        law = _saturating(c_flops, loss)
+        if law is None:
+            raise FitError("the saturating law's irreducible loss is not identified by these minima; use loss form power")
+        return law
+    if form != "auto":
+        raise ValueError(f"unknown loss form {form!r}; choose power, saturating or auto")
+    if len(c_flops) < SATURATING_MIN_POINTS:
+        return _power(c_flops, loss, f"{len(c_flops)} minima cannot show an irreducible loss")
+    law = _saturating(c_flops, loss)
+    if law is None:
+        return _power(c_flops, loss, "the irreducible loss is at its bound")
+    order = np.argsort(c_flops)
+    rest, last = order[:-1], order[-1]
+    shorter = _saturating(c_flops[rest], loss[rest])
+    if shorter is None:
+        return _power(c_flops, loss, "without the last budget the irreducible loss is at its bound")
+    straight = _power(c_flops[rest], loss[rest], "")
+    error_saturating = abs(float(shorter(c_flops[last])) - loss[last])
+    error_power = abs(float(straight(c_flops[last])) - loss[last])
+    if error_saturating < error_power:
+        return law
+    return _power(c_flops, loss, "predicts the last budget better than a saturating law")
+
+
+def _power(c_flops: Array, loss: Array, reason: str) -> LossLaw:
+    line = fit_power_line(c_flops, loss)
+    return LossLaw("power", 0.0, line.log_coefficient, -line.exponent, reason)
+
+
+def _saturating(c_flops: Array, loss: Array) -> LossLaw | None:
+    """Profile over e; None when the best e is at a bound (not identified) or there are fewer than 4 minima."""
+    if len(c_flops) < 4:
+        return None
+    top = float(loss.min()) * 0.999
+
+    def misfit(e: float) -> float:
+        line = fit_power_line(c_flops, loss - e)
+        return float(np.sum((np.log(loss) - np.log(e + line(c_flops))) ** 2))
+
+    grid = np.linspace(0.0, top, 60)
+    best = int(np.argmin([misfit(e) for e in grid]))
+    if best == 0 or best == len(grid) - 1:
+        return None
+    found = minimize_scalar(misfit, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-9})
+    line = fit_power_line(c_flops, loss - found.x)
+    if line.exponent >= 0:
+        return None
+    return LossLaw("saturating", float(found.x), line.log_coefficient, -line.exponent, "holds out best")
