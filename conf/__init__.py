@@ -1,0 +1,1 @@
+"""Configurations: YAML files by kind."""

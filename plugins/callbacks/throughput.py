@@ -1,0 +1,55 @@
+"""Tokens, tokens per second and FLOPs done."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lm.plan import flops_per_token
+
+
+class Throughput(Callback):
+    """Records tokens, flops (lm.plan's default convention) and tokens_per_s at every logged step.
+
+    The clock stands still during validation.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._tokens = 0
+        self._since: float | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._tokens += batch["input_ids"].numel()
+        step = trainer.global_step
+        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0 or (
+            step % trainer.log_every_n_steps != 0 and step != trainer.max_steps
+        ):
+            return
+        self._pause()
+        data = trainer.datamodule
+        tokens = step * data.global_batch_tokens
+        pl_module.record(
+            {
+                "tokens": tokens,
+                "flops": tokens * flops_per_token(pl_module.model_config, data.sequence_length),
+                "tokens_per_s": self._tokens * trainer.world_size / max(self._seconds, 1e-9),
+            }
+        )
+        self._seconds, self._tokens, self._since = 0.0, 0, time.perf_counter()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause()
+
+    def _pause(self) -> None:
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+        self._since = None

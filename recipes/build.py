@@ -1,0 +1,141 @@
+"""Turns a config into (trainer, module, data), for the command line and for sweeps alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import conf
+import plugins.strategies
+from lm.datamodule import TokenDataModule
+from lm.errors import ConfigError
+from lm.module import LlamaModule
+from recipes.run_record import RunRecord
+
+_DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
+_SUBCOMMANDS = ("fit", "validate", "test")
+
+# What the recipe relies on and no config should change.
+_FIXED = {
+    "max_epochs": -1,  # the length of a run is its tokens
+    "check_val_every_n_epoch": None,  # validation is counted in steps
+    "use_distributed_sampler": False,  # the data order shards itself
+    "enable_model_summary": False,
+    "enable_progress_bar": True,
+}
+
+
+class Parts(NamedTuple):
+    """What a config describes."""
+
+    trainer: Trainer
+    module: LlamaModule
+    data: TokenDataModule
+
+
+class PretrainCLI(LightningCLI):
+    """LightningCLI with the recipe's defaults, owners of shared values, and run folders."""
+
+    def __init__(self, args: Any = None, run: bool = True):
+        plugins.strategies.register()
+        defaults: dict[str, Any] = {"default_config_files": [_DEFAULTS], "parser_mode": "omegaconf+"}
+        super().__init__(
+            LlamaModule,
+            TokenDataModule,
+            save_config_callback=RunRecord,
+            trainer_defaults=dict(_FIXED),
+            seed_everything_default=0,
+            parser_kwargs={name: defaults for name in _SUBCOMMANDS} if run else defaults,
+            args=args,
+            run=run,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        names = {"fit", "validate", "test"}
+        return {name: skip for name, skip in LightningCLI.subcommands().items() if name in names}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--name", type=str, default="run", help="Name of the run: its folder is runs_dir/name.")
+        parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument("--tokens", type=float, default=0, help="Training tokens; trainer.max_steps follows.")
+        parser.link_arguments(("runs_dir", "name"), "trainer.default_root_dir", compute_fn=_run_dir)
+        parser.link_arguments(("tokens", "data.global_batch_tokens"), "trainer.max_steps", compute_fn=steps_for)
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would put the checkpoint's hyperparameters back over YAML and command line; the config owns."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.config.subcommand] if self.config.get("subcommand") else self.config
+        config.trainer.strategy = default_strategy(config.trainer)
+        if not self.config.get("subcommand") or _is_child_rank():
+            return
+        run_dir = Path(config.trainer.default_root_dir)
+        if config.get("ckpt_path") is None:
+            if self.config.subcommand == "fit" and (run_dir / "config.yaml").exists():
+                raise ConfigError(
+                    f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
+                )
+        else:
+            config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
+
+
+def _run_dir(runs_dir: str, name: str) -> str:
+    return str(Path(runs_dir) / name)
+
+
+def steps_for(tokens: float, global_batch_tokens: int) -> int:
+    """Optimizer steps that see `tokens` tokens, at least 1; -1 (no length) for 0 tokens."""
+    return -1 if tokens <= 0 else max(1, round(tokens / global_batch_tokens))
+
+
+def find_checkpoint(ckpt_path: str, run_dir: Path) -> str:
+    """The folder that --ckpt_path means: 'last' is the newest complete checkpoint of the run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if ckpt_path != "last":
+        if not Path(ckpt_path).exists():
+            raise ConfigError(f"--ckpt_path {ckpt_path}: no such checkpoint; 'last' takes the run's newest")
+        return ckpt_path
+    from plugins.strategies.checkpoint import latest
+
+    found = latest(run_dir / "checkpoints")
+    if found is None:
+        raise ConfigError(f"--ckpt_path last: {run_dir / 'checkpoints'} holds no complete checkpoint to continue from")
+    return str(found)
+
+
+def default_strategy(trainer: Any) -> Any:
+    """The strategy that trainer.strategy 'auto' means: single for one process, ddp for several."""
+    if trainer.strategy != "auto":
+        return trainer.strategy
+    devices = trainer.devices
+    if devices in ("auto", -1, "-1"):
+        cuda = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        devices = torch.cuda.device_count() if cuda else 1
+    count = len(devices) if isinstance(devices, list) else int(devices)
+    return "single" if count * int(trainer.num_nodes) == 1 else "ddp"
+
+
+def _is_child_rank() -> bool:
+    """True in every process but the first: only that one may judge the run folder, before it writes there."""
+    return int(os.environ.get("LOCAL_RANK", 0)) > 0 or int(os.environ.get("RANK", 0)) > 0
+
+
+def build(config: dict[str, Any]) -> Parts:
+    """Trainer, module and data from a config of the same form as the YAML files.
+
+    Raises:
+        ConfigError, SystemExit: the config does not parse.
+    """
+    cli = PretrainCLI(args=config, run=False)
+    return Parts(cli.trainer, cli.model, cli.datamodule)
