@@ -5,7 +5,6 @@ Letters: B batch, T positions, H query heads, K key-value heads, E head size.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 

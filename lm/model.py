@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971): pre-norm blocks of grouped-query attention and SwiGLU, RoPE, no biases.
+"""Llama (Touvron et al. 2023, arXiv 2302.13971): pre-norm blocks of GQA and SwiGLU, RoPE, no biases.
 
 Letters: B batch, T positions, D width, H query heads, K key-value heads, E head size, F MLP width, V vocabulary.
 Initial values come from lm.init.materialize; reset_parameters only serves a module used on its own.

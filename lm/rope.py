@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864, eq. 15), in the half-split layout of Hugging Face Llama."""
+"""Rotary position embedding (Su et al. 2021, arXiv 2104.09864, eq. 15), half-split layout as in Hugging Face Llama."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class PretrainCLI(LightningCLI):
             save_config_callback=RunRecord,
             trainer_defaults=dict(_FIXED),
             seed_everything_default=0,
-            parser_kwargs={name: defaults for name in _SUBCOMMANDS} if run else defaults,
+            parser_kwargs=dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
             args=args,
             run=run,
             auto_configure_optimizers=False,
