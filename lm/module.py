@@ -81,11 +81,6 @@ class LlamaModule(LightningModule):
         self._step_loss = self._step_loss + loss.detach() / self.trainer.accumulate_grad_batches
         return loss
 
-    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None) -> None:
-        """Clip unless the strategy did already, by the global norm it reports."""
-        if not getattr(self.trainer.strategy, "clips_gradients", False):
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
     def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches != 0:
             return
@@ -113,9 +108,7 @@ class LlamaModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         sums = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
-        values = validation_metrics(
-            self.trainer.datamodule.source_names, self.trainer.datamodule.source_weights, sums
-        )
+        values = validation_metrics(self.trainer.datamodule.source_names, self.trainer.datamodule.source_weights, sums)
         if not self.trainer.sanity_checking:
             self.record(values)
 
