@@ -148,9 +148,7 @@ def nearest_to_lowest(x: Array, y: Array, near: int | None) -> np.ndarray:
     return np.flatnonzero(np.isin(inverse, chosen))
 
 
-def fit_curve(
-    budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss: Array, near: int | None
-) -> Minimum:
+def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss: Array, near: int | None) -> Minimum:
     """One budget's parabola in ln N and in ln D.
 
     Args:
@@ -192,6 +190,8 @@ def _vertex(x: Array, y: Array, grid: Array, name: str) -> tuple[tuple[float, fl
     if not low < vertex < high:
         side = "below" if vertex <= low else "above"
         more = "smaller" if side == "below" else "larger"
-        reason = f"the minimum in {name} lies {side} the grid ({np.exp(low):.3g} to {np.exp(high):.3g}); add {more} {name}"
+        reason = (
+            f"the minimum in {name} lies {side} the grid ({np.exp(low):.3g} to {np.exp(high):.3g}); add {more} {name}"
+        )
         return (q2, q1, q0), np.nan, np.nan, reason
     return (q2, q1, q0), vertex, q0 - q1**2 / (4 * q2), ""

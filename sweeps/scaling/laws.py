@@ -87,7 +87,9 @@ def fit_loss_law(c_flops: Array, loss: Array, form: str = "auto") -> LossLaw:
     if form == "saturating":
         law = _saturating(c_flops, loss)
         if law is None:
-            raise FitError("the saturating law's irreducible loss is not identified by these minima; use loss form power")
+            raise FitError(
+                "the saturating law's irreducible loss is not identified by these minima; use loss form power"
+            )
         return law
     if form != "auto":
         raise ValueError(f"unknown loss form {form!r}; choose power, saturating or auto")

@@ -140,7 +140,9 @@ def _update_inverse(inverse: Array, rows: np.ndarray, delta: Array, change: Arra
     hy = np.einsum("mij,mj->mi", h, y)
     factor = (sy + np.einsum("mi,mi->m", y, hy)) / sy**2
     outer = np.einsum("mi,mj->mij", hy, s)
-    inverse[rows] = h + factor[:, None, None] * np.einsum("mi,mj->mij", s, s) - (
-        outer + outer.transpose(0, 2, 1)
-    ) / sy[:, None, None]
+    inverse[rows] = (
+        h
+        + factor[:, None, None] * np.einsum("mi,mj->mij", s, s)
+        - (outer + outer.transpose(0, 2, 1)) / sy[:, None, None]
+    )
     fresh[rows] = False

@@ -1,0 +1,86 @@
+"""Bootstrap of approach 3; schemes are described in `bootstrap`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sweeps.scaling.bootstrap import choose_scheme, draw_counts
+from sweeps.scaling.optimum import FlopRule, optimum
+from sweeps.scaling.parametric import GRADIENT_TOLERANCE, ParametricFit, Problem
+from sweeps.scaling.table import Array, RunTable
+
+# Rows of doubles in one batch: small enough to stay in cache-friendly memory.
+BATCH_VALUES = 500_000
+
+
+@dataclass(frozen=True)
+class ParametricReplicates:
+    """Replicates of approach 3. theta: [k, 5] fp64 (ln A, ln B, ln E, alpha, beta); NaN rows did not converge."""
+
+    theta: Array
+    rule: FlopRule
+    noise_sd: Array
+    scheme: str
+    failed: int
+
+    @property
+    def a(self) -> Array:
+        return self.theta[:, 4] / (self.theta[:, 3] + self.theta[:, 4])
+
+    @property
+    def b(self) -> Array:
+        return self.theta[:, 3] / (self.theta[:, 3] + self.theta[:, 4])
+
+    @property
+    def e(self) -> Array:
+        """[k] irreducible loss."""
+        return np.exp(self.theta[:, 2])
+
+    def decision(self, c_flops: float) -> tuple[Array, Array, Array]:
+        """N*, D* and loss at the optimum for a budget, [k] each."""
+        return optimum(self.theta, self.rule, c_flops)
+
+    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> Array:
+        """Loss of a planned run, [k]."""
+        log_a, log_b, log_e, alpha, beta = self.theta.T
+        first, second = log_a - alpha * np.log(n_params), log_b - beta * np.log(d_tokens)
+        return np.exp(log_e) + np.exp(first) + np.exp(second)
+
+
+def bootstrap_parametric(
+    table: RunTable, fit: ParametricFit, rule: FlopRule, k: int = 1000, seed: int = 0, scheme: str = "auto"
+) -> ParametricReplicates:
+    """Refits approach 3 on k replicates, each started from the fit, all in batches.
+
+    Args:
+        k: replicates.
+        seed: of the resampling; equal seeds give equal intervals.
+    """
+    generator = np.random.default_rng(seed)
+    used = choose_scheme(table, scheme)
+    sd = float(np.sqrt(np.sum(fit.residuals**2) / max(len(table) - 5, 1)))
+    theta = np.full((k, 5), np.nan)
+    size = max(1, BATCH_VALUES // len(table))
+    for first in range(0, k, size):
+        count = min(size, k - first)
+        problem = _replicate_problem(table, fit, used, count, generator)
+        start = problem.centre(np.repeat(fit.theta[None], count, axis=0))
+        found = problem.minimize(start)
+        converged = found.gradient_norm <= 10 * GRADIENT_TOLERANCE * problem.gradient_scale()
+        theta[first : first + count] = np.where(converged[:, None], problem.uncentre(found.x), np.nan)
+    failed = int(np.isnan(theta[:, 0]).sum())
+    return ParametricReplicates(theta, rule, np.full(k, sd), used, failed)
+
+
+def _replicate_problem(
+    table: RunTable, fit: ParametricFit, scheme: str, k: int, generator: np.random.Generator
+) -> Problem:
+    if scheme == "rows":
+        return Problem(table.n, table.d, table.loss, weights=draw_counts(table, k, generator))
+    clusters = table.clusters
+    sign = generator.choice([-1.0, 1.0], size=(k, int(clusters.max()) + 1))[:, clusters]
+    inflation = np.sqrt(len(table) / max(len(table) - 5, 1))
+    log_loss = np.log(table.loss) + fit.residuals + sign * inflation * fit.residuals
+    return Problem(table.n, table.d, table.loss, log_loss=log_loss)

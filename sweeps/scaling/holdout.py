@@ -1,0 +1,122 @@
+"""Leave-last-budget-out error: how far a fit misses a budget it has not seen.
+
+Bootstrap intervals speak of noise only. Whether the fitted form holds beyond the grid is a different question, and the
+grid itself has an answer: fit without the largest budget, predict its minimum, compare. `rolling` does it for each
+budget that two or more smaller ones can predict; the forecast's interval takes the larger of the last error and their
+root mean square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from sweeps.scaling.isoflop import Minimum
+from sweeps.scaling.table import FitError, RunTable
+
+MAX_ROLLING = 3
+MIN_BUDGETS = 2
+
+
+class Predictor(Protocol):
+    """What a fit must answer: N* in parameters, loss at the optimum in nats per token."""
+
+    def n_opt(self, c_flops: float) -> float: ...
+
+    def loss_opt(self, c_flops: float) -> float: ...
+
+
+@dataclass(frozen=True)
+class HoldoutPoint:
+    """One budget predicted from the smaller ones.
+
+    Attributes:
+        budget: FLOPs held out. from_budget: largest FLOPs fitted.
+        predicted, measured: loss at the minimum, nats per token; measured is the budget's own vertex, or its
+            lowest loss where its curve is refused.
+        error: predicted / measured - 1.
+        n_ratio: predicted N* over the vertex; NaN where the curve is refused.
+    """
+
+    budget: float
+    from_budget: float
+    predicted: float
+    measured: float
+    error: float
+    n_ratio: float
+
+
+@dataclass(frozen=True)
+class Holdout:
+    """Errors of predicting unseen budgets, the last (largest) budget last.
+
+    Attributes:
+        points: ascending in budget; empty when there are too few budgets.
+        reason: why points are missing, empty when none is.
+    """
+
+    points: tuple[HoldoutPoint, ...]
+    reason: str = ""
+
+    @property
+    def last(self) -> HoldoutPoint | None:
+        """The leave-last-budget-out point; None when it could not be made."""
+        return self.points[-1] if self.points else None
+
+    @property
+    def relative_error(self) -> float:
+        """Size to expect one budget ahead: the larger of |last| and the root mean square; NaN without points."""
+        if not self.points:
+            return float("nan")
+        errors = np.array([p.error for p in self.points])
+        return float(max(abs(errors[-1]), np.sqrt(np.mean(errors**2))))
+
+    def error_at(self, c_flops: float, largest_budget: float) -> float:
+        """Relative error to expect at a target: `relative_error`, growing with distance in ln C past the grid.
+
+        The distance of one step is that of the held-out points; inside the grid the error is not scaled down.
+        """
+        if not self.points:
+            return float("nan")
+        step = float(np.mean([np.log(p.budget / p.from_budget) for p in self.points]))
+        beyond = float(np.log(c_flops / largest_budget))
+        return self.relative_error * max(1.0, beyond / step)
+
+
+def rolling(table: RunTable, minima: tuple[Minimum, ...], fit: Callable[[RunTable], Predictor]) -> Holdout:
+    """Predicts the last three budgets (as far as there are two below), each from the smaller ones alone.
+
+    Args:
+        minima: the full table's IsoFLOP curves, the measured side of the comparison.
+        fit: refits a table; may raise FitError.
+    """
+    budgets = table.budgets
+    points, reasons = [], []
+    for i in range(max(MIN_BUDGETS, len(budgets) - MAX_ROLLING), len(budgets)):
+        try:
+            points.append(_predict(table, minima, fit, float(budgets[i - 1]), float(budgets[i])))
+        except FitError as error:
+            reasons.append(f"{budgets[i]:.3g} FLOPs: {error}")
+    if len(budgets) <= MIN_BUDGETS:
+        reasons.append(f"{len(budgets)} budgets, holding one out needs {MIN_BUDGETS + 1}")
+    return Holdout(tuple(points), "; ".join(reasons))
+
+
+def _predict(
+    table: RunTable,
+    minima: tuple[Minimum, ...],
+    fit: Callable[[RunTable], Predictor],
+    from_budget: float,
+    budget: float,
+) -> HoldoutPoint:
+    fitted = fit(table.up_to_budget(from_budget))
+    predicted = fitted.loss_opt(budget)
+    curve = next((m for m in minima if m.ok and np.isclose(m.budget, budget, rtol=1e-9)), None)
+    if curve is None:
+        measured, n_ratio = float(table.loss[np.isclose(table.budget, budget, rtol=1e-9)].min()), float("nan")
+    else:
+        measured, n_ratio = curve.loss, fitted.n_opt(budget) / curve.n_opt
+    return HoldoutPoint(budget, from_budget, predicted, measured, predicted / measured - 1, n_ratio)
