@@ -1,0 +1,1 @@
+"""Sources, tokenizer, shards and the order in which samples are visited."""

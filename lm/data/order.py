@@ -1,0 +1,268 @@
+"""Data order as a function: the k-th training sample follows from (seed, plan, k) alone. numpy only.
+
+Three steps lead from k to a window of a source, each computed at any k in O(1):
+
+1. the stage of the plan k lies in;
+2. the block of the stage, in which every source has an exact number of samples, in keyed random order: this gives the
+   source and how many of its samples were drawn before (its draw number);
+3. the epoch of that draw and, in a permutation keyed by (seed, source, sequence length, epoch), the window.
+
+So a resume at any step costs nothing and no result depends on world size, micro-batch, accumulation or workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.data.permute import key_of, permute, subkeys
+
+Int64Array = NDArray[np.int64]
+
+BLOCK_SAMPLES = 1 << 10
+MAX_BLOCK_SAMPLES = 1 << 20
+WEIGHT_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Part of a plan with one sequence length and one mix.
+
+    Attributes:
+        from_tokens: training tokens before the stage starts; rounded up to a whole step.
+        sequence_length: T, tokens a window.
+        weights: share of each source in the samples, need not sum to 1; sources left out or at 0 are not drawn.
+    """
+
+    from_tokens: int
+    sequence_length: int
+    weights: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What a run trains on. A step takes `global_batch_tokens` tokens in every stage.
+
+    Attributes:
+        seed: of the order.
+        global_batch_tokens: G, tokens an optimizer step; a multiple of every stage's sequence length.
+        stages: the first starts at 0, starts increase.
+    """
+
+    seed: int
+    global_batch_tokens: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        if not self.stages or self.stages[0].from_tokens != 0:
+            raise ValueError("a data plan needs a first stage with from_tokens 0")
+        starts = [self.first_step(i) for i in range(len(self.stages))]
+        if any(later <= earlier for earlier, later in itertools.pairwise(starts)):
+            tokens = [stage.from_tokens for stage in self.stages]
+            raise ValueError(
+                f"stages must start at increasing from_tokens, at least one step of {self.global_batch_tokens} tokens"
+                f" apart, got {tokens}"
+            )
+        for stage in self.stages:
+            if stage.sequence_length < 1 or self.global_batch_tokens % stage.sequence_length:
+                near = _nearest_multiple(self.global_batch_tokens, stage.sequence_length)
+                raise ValueError(
+                    f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length"
+                    f" {stage.sequence_length}; the nearest that works is {near}"
+                )
+            if any(not math.isfinite(w) or w < 0 for w in stage.weights.values()) or not any(stage.weights.values()):
+                raise ValueError(f"weights must be 0 or more with one above 0, got {dict(stage.weights)}")
+
+    def first_step(self, stage: int) -> int:
+        """0-based step at which a stage starts."""
+        return -(-self.stages[stage].from_tokens // self.global_batch_tokens)
+
+    def stage_of_step(self, step: int) -> int:
+        """Index of the stage that a 0-based step belongs to."""
+        return sum(self.first_step(i) <= step for i in range(1, len(self.stages)))
+
+    def samples_per_step(self, stage: int) -> int:
+        """S = G / T of a stage."""
+        return self.global_batch_tokens // self.stages[stage].sequence_length
+
+
+def _nearest_multiple(value: int, unit: int) -> int:
+    return max(unit, round(value / max(unit, 1)) * unit)
+
+
+def largest_remainder(weights: NDArray[np.float64], total: int) -> Int64Array:
+    """Integer counts in proportion to weights that sum to `total` exactly; ties go to the earlier source."""
+    quota = weights / weights.sum() * total
+    counts = np.floor(quota).astype(np.int64)
+    missing = total - int(counts.sum())
+    # Rounded, so that remainders equal but for float noise are ties on every machine.
+    order = np.argsort(-np.round(quota - counts, 9), kind="stable")
+    counts[order[:missing]] += 1
+    return counts
+
+
+def block_counts(weights: NDArray[np.float64]) -> Int64Array:
+    """Samples of each source in a block; the block (a power of two) grows until each share is within 1%.
+
+    Raises:
+        ValueError: a weight is too small even for the largest block.
+    """
+    share = weights / weights.sum()
+    size = BLOCK_SAMPLES
+    while True:
+        counts = largest_remainder(share, size)
+        error = np.abs(counts - share * size)
+        if np.all(error <= WEIGHT_TOLERANCE * share * size) or size >= MAX_BLOCK_SAMPLES:
+            break
+        size *= 2
+    if np.any((counts == 0) & (share > 0)):
+        raise ValueError(f"a weight below 1 in {MAX_BLOCK_SAMPLES} cannot be drawn; raise it or set it to 0")
+    return counts
+
+
+def merge_ranges(ranges: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+    """Sorted disjoint [start, stop) ranges that cover the same numbers."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted((int(a), int(b)) for a, b in ranges):
+        if start < 0 or stop < start:
+            raise ValueError(f"a skipped range needs 0 <= start <= stop, got [{start}, {stop})")
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        elif stop > start:
+            merged.append((start, stop))
+    return merged
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """One stage laid out over k: samples [start, stop), including the skipped ones."""
+
+    start: int
+    jump_after: Int64Array  # [R + 1] sorted positions within the stage at which the r-th jump has happened
+    jump: Int64Array  # [R + 1] samples jumped over by then
+    counts: Int64Array  # [N] of each source in a block
+    bounds: Int64Array  # [N] running sum of counts
+    first_draw: Int64Array  # [N] draws of each source before the stage
+    block_key: int
+
+
+class DataOrder:
+    """Which window each training sample is.
+
+    Args:
+        plan: stages and weights.
+        source_tokens: tokens of each source's train split, in the order that source indices refer to.
+        skipped: [start, stop) ranges of k that the stream jumps over (batches dropped after a roll-back). A stage lasts
+            its planned number of steps all the same: it takes as many further samples as were skipped in it.
+
+    Raises:
+        ValueError: a weight names an unknown source, or a source is shorter than one window.
+    """
+
+    def __init__(
+        self, plan: DataPlan, source_tokens: Mapping[str, int], skipped: Iterable[Sequence[int]] = ()
+    ) -> None:
+        self.plan = plan
+        self.source_names = tuple(source_tokens)
+        self.skipped = merge_ranges(skipped)
+        self._windows = [self._count_windows(stage, source_tokens) for stage in plan.stages]
+        self._lanes: list[_Lane] = []
+        start = 0
+        drawn: dict[int, Int64Array] = {}
+        for index in range(len(plan.stages)):
+            start = self._add_lane(index, start, drawn)
+        self._starts = np.array([lane.start for lane in self._lanes], dtype=np.int64)
+
+    def _count_windows(self, stage: Stage, source_tokens: Mapping[str, int]) -> Int64Array:
+        for name, weight in stage.weights.items():
+            if name not in source_tokens:
+                raise ValueError(f"unknown source '{name}' in weights; prepared sources: {', '.join(source_tokens)}")
+            if weight > 0 and (source_tokens[name] - 1) // stage.sequence_length < 1:
+                raise ValueError(
+                    f"sequence_length {stage.sequence_length} is longer than the {source_tokens[name]} tokens of source"
+                    f" '{name}'; shorten it, set the source's weight to 0 or prepare more text"
+                )
+        return np.array([max(1, (n - 1) // stage.sequence_length) for n in source_tokens.values()], dtype=np.int64)
+
+    def _add_lane(self, index: int, start: int, drawn: dict[int, Int64Array]) -> int:
+        stage = self.plan.stages[index]
+        counts = block_counts(np.array([stage.weights.get(name, 0.0) for name in self.source_names]))
+        is_last = index + 1 == len(self.plan.stages)
+        steps = 0 if is_last else self.plan.first_step(index + 1) - self.plan.first_step(index)
+        stop = start + steps * self.plan.samples_per_step(index)
+        jump_after, jump = [np.iinfo(np.int64).min], [0]
+        for a, b in self.skipped:
+            a = max(a, start)
+            if a < b and (is_last or a < stop):
+                jump_after.append(a - start - jump[-1])
+                jump.append(jump[-1] + b - a)
+                stop += b - a
+        first_draw = drawn.get(stage.sequence_length, np.zeros(len(counts), dtype=np.int64))
+        self._lanes.append(
+            _Lane(
+                start=start,
+                jump_after=np.array(jump_after, dtype=np.int64),
+                jump=np.array(jump, dtype=np.int64),
+                counts=counts,
+                bounds=np.cumsum(counts),
+                first_draw=first_draw,
+                block_key=key_of("block", self.plan.seed, index),
+            )
+        )
+        # A later stage of the same length goes on where this one stopped. A block cut short counts as drawn, since
+        # which of its draws happened depends on its shuffle: no window comes twice in an epoch, a few wait for the next.
+        blocks = -(-(stop - start) // int(counts.sum()))
+        drawn[stage.sequence_length] = first_draw + blocks * counts
+        return stop
+
+    def step_samples(self, step: int, n_steps: int = 1) -> Int64Array:
+        """k of each sample of steps [step, step + n_steps), which must lie in one stage; int64 [n_steps * S]."""
+        index = self.plan.stage_of_step(step)
+        lane, samples = self._lanes[index], self.plan.samples_per_step(index)
+        position = np.arange(n_steps * samples, dtype=np.int64) + (step - self.plan.first_step(index)) * samples
+        jumped = np.searchsorted(lane.jump_after, position, side="right") - 1
+        return lane.start + position + lane.jump[jumped]
+
+    def locate(self, k: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(source index, window index) of samples k; each int64 [len(k)]. The cost does not depend on k."""
+        k = np.asarray(k, dtype=np.int64)
+        stage_of_k = np.searchsorted(self._starts, k, side="right") - 1
+        source = np.empty_like(k)
+        window = np.empty_like(k)
+        for index in np.unique(stage_of_k):
+            mask = stage_of_k == index
+            source[mask], window[mask] = self._locate_in_stage(int(index), k[mask])
+        return source, window
+
+    def _locate_in_stage(self, index: int, k: Int64Array) -> tuple[Int64Array, Int64Array]:
+        lane, stage = self._lanes[index], self.plan.stages[index]
+        block_size = int(lane.bounds[-1])
+        block, position = np.divmod(k - lane.start, block_size)
+        slot = permute(position, block_size, subkeys(lane.block_key, block))
+        source = np.searchsorted(lane.bounds, slot, side="right")
+        rank = slot - (lane.bounds - lane.counts)[source]
+        draw = lane.first_draw[source] + block * lane.counts[source] + rank
+        n_windows = self._windows[index][source]
+        epoch, visit = np.divmod(draw, n_windows)
+        return source, permute(visit, n_windows, self._epoch_keys(stage.sequence_length, source, epoch))
+
+    def _epoch_keys(self, sequence_length: int, source: Int64Array, epoch: Int64Array) -> NDArray[np.uint64]:
+        keys = np.empty(len(source), dtype=np.uint64)
+        for index in np.unique(source):
+            mask = source == index
+            key = key_of("epoch", self.plan.seed, self.source_names[index], sequence_length)
+            keys[mask] = subkeys(key, epoch[mask])
+        return keys
+
+    def tokens_drawn(self, total_tokens: int) -> dict[str, float]:
+        """Tokens of each source that the first `total_tokens` training tokens take, from the plan alone."""
+        drawn = np.zeros(len(self.source_names))
+        starts = [self.plan.first_step(i) * self.plan.global_batch_tokens for i in range(len(self.plan.stages))]
+        for lane, start, stop in zip(self._lanes, starts, [*starts[1:], total_tokens], strict=True):
+            drawn += max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
+        return dict(zip(self.source_names, drawn.tolist(), strict=True))

@@ -1,0 +1,167 @@
+"""Token shards: flat little-endian ids with document ends beside them, and a manifest that describes a data folder.
+
+    DIR/manifest.json, DIR/tokenizer.json
+    DIR/<source>/<split>/shard-00000.bin    ids, uint16 or uint32; every document ends with the end-of-text id
+    DIR/<source>/<split>/shard-00000.ends   int64, position in the shard of each document's end-of-text id
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.data.files import DataError, read_json, sync
+
+FORMAT_VERSION = 1
+SPLITS = ("train", "validation")
+ENDS_DTYPE = np.dtype("<i8")
+
+
+def ids_dtype(vocab_size: int) -> np.dtype[Any]:
+    """uint16, or uint32 as soon as an id can exceed 65,535."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def write_shard(folder: Path, number: int, documents: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> dict[str, Any]:
+    """Write whole documents (ids that end with end-of-text) as one shard, aside and then renamed.
+
+    Returns:
+        The shard's row of the manifest: file, tokens, documents, sha256, ends_sha256.
+    """
+    ids = np.concatenate(documents).astype(dtype)
+    ends = (np.cumsum([len(document) for document in documents]) - 1).astype(ENDS_DTYPE)
+    row: dict[str, Any] = {"file": f"shard-{number:05d}.bin", "tokens": len(ids), "documents": len(ends)}
+    for suffix, key, array in ((".ends", "ends_sha256", ends), (".bin", "sha256", ids)):
+        path = folder / f"shard-{number:05d}{suffix}"
+        aside = path.with_name(path.name + ".tmp")
+        with aside.open("wb") as file:
+            file.write(array.data)
+            sync(file)
+        aside.replace(path)
+        row[key] = hashlib.sha256(array.data).hexdigest()
+    return row
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared data folder holds; `content` is manifest.json."""
+
+    folder: Path
+    content: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer, end-of-text included."""
+        return int(self.content["vocab_size"])
+
+    @property
+    def eot_id(self) -> int:
+        """Id of the end-of-text token."""
+        return int(self.content["eot_id"])
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Sources in the order of their indices."""
+        return tuple(self.content["sources"])
+
+    def split(self, source: str, split: str) -> dict[str, Any]:
+        """Counts and shards of one split: documents, tokens, utf8_bytes, shards."""
+        return self.content["sources"][source]["splits"][split]
+
+    def tokens(self, split: str) -> dict[str, int]:
+        """Tokens of each source's split, end-of-text included."""
+        return {name: int(self.split(name, split)["tokens"]) for name in self.source_names}
+
+    def fingerprint(self) -> dict[str, str]:
+        """sha256 of the shards (contents and order) and of the tokenizer."""
+        return {"shards": self.content["shards_sha256"], "tokenizer": self.content["tokenizer_sha256"]}
+
+
+def load_manifest(folder: str | Path) -> Manifest:
+    """Read DIR/manifest.json and check that the shards are there with the sizes it names.
+
+    Raises:
+        DataError: the folder was not prepared, is of another format version, or a shard is missing or short.
+    """
+    folder = Path(folder)
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise DataError(
+            f"{folder} is not a prepared data folder (no manifest.json);"
+            f" run: python -m recipes.data prepare --config conf/data/demo.yaml --out {folder}"
+        )
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("version") != FORMAT_VERSION:
+        raise DataError(f"{path} is not of format version {FORMAT_VERSION}; prepare the data again with --overwrite")
+    manifest = Manifest(folder, content)
+    for name in manifest.source_names:
+        for split in SPLITS:
+            _check_sizes(manifest, name, split)
+    return manifest
+
+
+def _check_sizes(manifest: Manifest, source: str, split: str) -> None:
+    item_bytes = np.dtype(manifest.content["dtype"]).itemsize
+    for row in manifest.split(source, split)["shards"]:
+        path = manifest.folder / source / split / row["file"]
+        for file, size in ((path, row["tokens"] * item_bytes), (path.with_suffix(".ends"), row["documents"] * 8)):
+            if not file.is_file() or file.stat().st_size != size:
+                found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"
+                raise DataError(f"{file} is {found} instead of {size} bytes; prepare the data again with --overwrite")
+
+
+class TokenStream:
+    """One split of one source as a single run of ids, memory-mapped across its shards.
+
+    Attributes:
+        n_tokens: ids in all, end-of-text included.
+    """
+
+    def __init__(self, manifest: Manifest, source: str, split: str) -> None:
+        self._made_from = (manifest, source, split)
+        rows = manifest.split(source, split)["shards"]
+        folder = manifest.folder / source / split
+        dtype = np.dtype(manifest.content["dtype"])
+        # Plain array views: slicing a np.memmap costs several times more.
+        self._ids = [np.asarray(np.memmap(folder / row["file"], dtype=dtype, mode="r")) for row in rows]
+        self._ends = [
+            np.asarray(np.memmap(folder / Path(row["file"]).with_suffix(".ends"), dtype=ENDS_DTYPE, mode="r"))
+            for row in rows
+        ]
+        self._starts = np.concatenate([[0], np.cumsum([len(ids) for ids in self._ids])]).astype(np.int64)
+        self._documents_before = np.concatenate([[0], np.cumsum([len(ends) for ends in self._ends])]).astype(np.int64)
+        self.n_tokens = int(self._starts[-1])
+
+    def __reduce__(self) -> tuple[type[TokenStream], tuple[Manifest, str, str]]:
+        """A spawned loader worker maps the files itself instead of being sent their content."""
+        return TokenStream, self._made_from
+
+    def read_into(self, start: int, out: NDArray[Any]) -> None:
+        """Copy ids [start, start + len(out)) into `out`, across shards where need be."""
+        done, shard = 0, 0
+        if len(self._ids) > 1:
+            shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while done < len(out):
+            offset = start + done - int(self._starts[shard])
+            part = self._ids[shard][offset : offset + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+            shard += 1
+
+    def ends_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Documents whose end-of-text id lies before each position; int64, same shape."""
+        if len(self._ids) == 1:
+            return np.searchsorted(self._ends[0], positions, side="left")
+        shard = np.clip(np.searchsorted(self._starts, positions, side="right") - 1, 0, len(self._ids) - 1)
+        counts = self._documents_before[shard]
+        for index in np.unique(shard):
+            mask = shard == index
+            local = positions[mask] - self._starts[index]
+            counts[mask] += np.searchsorted(self._ends[index], local, side="left")
+        return counts
