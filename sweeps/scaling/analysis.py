@@ -14,7 +14,7 @@ from sweeps.scaling.holdout import Holdout, Predictor, rolling
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_isoflop
 from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
 from sweeps.scaling.parametric import ParametricFit, fit_parametric
-from sweeps.scaling.table import FitError, RunTable
+from sweeps.scaling.table import Array, FitError, RunTable
 
 APPROACHES = ("isoflop", "parametric")
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
@@ -79,6 +79,7 @@ class Result:
         replicates: the bootstrap; None when no interval was asked for or could be made.
         holdout: leave-last-budget-out errors.
         decisions: one per target budget.
+        budgets: [budgets] FLOPs of the table.
         flags: what limits this fit, in words.
     """
 
@@ -94,7 +95,7 @@ class Result:
     holdout: Holdout
     decisions: tuple[Decision, ...]
     flags: tuple[str, ...]
-    largest_budget: float
+    budgets: Array
 
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
@@ -108,7 +109,7 @@ class Result:
         noise = np.random.default_rng(seed + 1).standard_normal(len(loss)) * self.replicates.noise_sd
         drawn = interval(loss * np.exp(noise))
         centre = self.model.loss_at(n_params, d_tokens, c_flops)
-        error = self.holdout.error_at(c_flops, self.largest_budget)
+        error = self.holdout.error_at(c_flops, self.budgets)
         return widen(drawn, centre, 0.0 if np.isnan(error) else HOLDOUT_FACTOR * error * centre)
 
 
@@ -293,7 +294,7 @@ def _result(
         holdout=holdout,
         decisions=(),
         flags=tuple(flags),
-        largest_budget=float(table.budgets.max()),
+        budgets=table.budgets,
     )
     decisions = tuple(_decide(result, float(c), seed) for c in budgets)
     return Result(**{**result.__dict__, "decisions": decisions})
@@ -308,7 +309,7 @@ def _decide(result: Result, budget: float, seed: int) -> Decision:
         n_interval, d_interval = interval(n_values), interval(d_values)
     return Decision(
         budget, n, d, loss, n_interval, d_interval,
-        result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.largest_budget),
+        result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.budgets),
     )  # fmt: skip
 
 

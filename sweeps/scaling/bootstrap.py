@@ -10,7 +10,9 @@ Two schemes; `auto` picks by the size of the grid and the result names the one u
         residuals; each replicate draws the sd itself from its sampling distribution (sd^2 dof / chi2), so few
         degrees of freedom give wide intervals. Scatter of ln N*, ln D* and ln loss around their lines beyond what
         this noise explains (ragged shapes, batch rounding, curvature) is added to the minima as a random effect.
-        Approach 3: wild bootstrap, residuals times a random sign per run, inflated by sqrt(n / (n - 5)).
+        Approach 3: fitted loss times exp(noise), sd from the surface's residuals (n - 5 degrees of freedom), drawn
+        in the same way. Resampling the residuals' signs instead covered N* in only 70% of simulated sweeps: the
+        Huber loss is nearly absolute, so several residuals are close to 0 by construction.
 
 Intervals are percentiles. Replicates whose fit is refused are counted and reported, not hidden.
 """

@@ -60,27 +60,27 @@ def bootstrap_parametric(
     """
     generator = np.random.default_rng(seed)
     used = choose_scheme(table, scheme)
-    sd = float(np.sqrt(np.sum(fit.residuals**2) / max(len(table) - 5, 1)))
+    dof = max(len(table) - 5, 1)
+    sd = np.sqrt(np.sum(fit.residuals**2) / dof) * np.sqrt(dof / generator.chisquare(dof, k))
     theta = np.full((k, 5), np.nan)
     size = max(1, BATCH_VALUES // len(table))
     for first in range(0, k, size):
         count = min(size, k - first)
-        problem = _replicate_problem(table, fit, used, count, generator)
+        problem = _replicate_problem(table, fit, used, sd[first : first + count], generator)
         start = problem.centre(np.repeat(fit.theta[None], count, axis=0))
         found = problem.minimize(start)
         converged = found.gradient_norm <= 10 * GRADIENT_TOLERANCE * problem.gradient_scale()
         theta[first : first + count] = np.where(converged[:, None], problem.uncentre(found.x), np.nan)
     failed = int(np.isnan(theta[:, 0]).sum())
-    return ParametricReplicates(theta, rule, np.full(k, sd), used, failed)
+    return ParametricReplicates(theta, rule, sd, used, failed)
 
 
 def _replicate_problem(
-    table: RunTable, fit: ParametricFit, scheme: str, k: int, generator: np.random.Generator
+    table: RunTable, fit: ParametricFit, scheme: str, sd: Array, generator: np.random.Generator
 ) -> Problem:
     if scheme == "rows":
-        return Problem(table.n, table.d, table.loss, weights=draw_counts(table, k, generator))
+        return Problem(table.n, table.d, table.loss, weights=draw_counts(table, len(sd), generator))
     clusters = table.clusters
-    sign = generator.choice([-1.0, 1.0], size=(k, int(clusters.max()) + 1))[:, clusters]
-    inflation = np.sqrt(len(table) / max(len(table) - 5, 1))
-    log_loss = np.log(table.loss) + fit.residuals + sign * inflation * fit.residuals
+    draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
+    log_loss = np.log(table.loss) + fit.residuals + sd[:, None] * draws
     return Problem(table.n, table.d, table.loss, log_loss=log_loss)

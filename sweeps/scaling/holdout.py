@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from sweeps.scaling.isoflop import Minimum
-from sweeps.scaling.table import FitError, RunTable
+from sweeps.scaling.table import Array, FitError, RunTable
 
 MAX_ROLLING = 3
 MIN_BUDGETS = 2
@@ -38,6 +38,7 @@ class HoldoutPoint:
         predicted, measured: loss at the minimum, nats per token; measured is the budget's own vertex, or its
             lowest loss where its curve is refused.
         error: predicted / measured - 1.
+        reach: extrapolation this took, see `reach`.
         n_ratio: predicted N* over the vertex; NaN where the curve is refused.
     """
 
@@ -46,6 +47,7 @@ class HoldoutPoint:
     predicted: float
     measured: float
     error: float
+    reach: float
     n_ratio: float
 
 
@@ -74,16 +76,27 @@ class Holdout:
         errors = np.array([p.error for p in self.points])
         return float(max(abs(errors[-1]), np.sqrt(np.mean(errors**2))))
 
-    def error_at(self, c_flops: float, largest_budget: float) -> float:
-        """Relative error to expect at a target: `relative_error`, growing with distance in ln C past the grid.
+    def error_at(self, c_flops: float, budgets: Array) -> float:
+        """Relative error to expect at a target, from fits of all `budgets` [budgets] FLOPs; NaN without points.
 
-        The distance of one step is that of the held-out points; inside the grid the error is not scaled down.
+        Each held-out error is divided by its reach and multiplied by the target's. Inside the grid the reach is that
+        of the last held-out budget, so the error is not scaled down.
         """
         if not self.points:
             return float("nan")
-        step = float(np.mean([np.log(p.budget / p.from_budget) for p in self.points]))
-        beyond = float(np.log(c_flops / largest_budget))
-        return self.relative_error * max(1.0, beyond / step)
+        per_reach = np.array([p.error / p.reach for p in self.points])
+        size = float(max(abs(per_reach[-1]), np.sqrt(np.mean(per_reach**2))))
+        return size * max(reach(budgets, c_flops), self.points[-1].reach)
+
+
+def reach(budgets: Array, c_flops: float) -> float:
+    """How fast a straight line's miss of a curve grows: (ln C - mean)^2 - variance, over ln of the fitted budgets.
+
+    The least-squares line through y = q x^2 misses it by q times this number (exact for evenly spaced budgets, which
+    have no third moment).
+    """
+    x = np.log(budgets)
+    return float((np.log(c_flops) - x.mean()) ** 2 - x.var())
 
 
 def rolling(table: RunTable, minima: tuple[Minimum, ...], fit: Callable[[RunTable], Predictor]) -> Holdout:
@@ -112,11 +125,14 @@ def _predict(
     from_budget: float,
     budget: float,
 ) -> HoldoutPoint:
-    fitted = fit(table.up_to_budget(from_budget))
+    smaller = table.up_to_budget(from_budget)
+    fitted, fitted_budgets = fit(smaller), smaller.budgets
     predicted = fitted.loss_opt(budget)
     curve = next((m for m in minima if m.ok and np.isclose(m.budget, budget, rtol=1e-9)), None)
     if curve is None:
         measured, n_ratio = float(table.loss[np.isclose(table.budget, budget, rtol=1e-9)].min()), float("nan")
     else:
         measured, n_ratio = curve.loss, fitted.n_opt(budget) / curve.n_opt
-    return HoldoutPoint(budget, from_budget, predicted, measured, predicted / measured - 1, n_ratio)
+    return HoldoutPoint(
+        budget, from_budget, predicted, measured, predicted / measured - 1, reach(fitted_budgets, budget), n_ratio
+    )

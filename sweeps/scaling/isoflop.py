@@ -49,7 +49,9 @@ class Minimum:
 
     def at(self, n_params: Array) -> Array:
         """Parabola's loss at N, [...] -> [...]."""
-        return np.polyval(self.coefficients, np.log(n_params) - self.x_mean)
+        x = np.log(n_params) - self.x_mean
+        q2, q1, q0 = self.coefficients
+        return (q2 * x + q1) * x + q0
 
 
 @dataclass(frozen=True)

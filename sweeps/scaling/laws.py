@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from sweeps.scaling.table import Array, FitError
 
 SATURATING_MIN_POINTS = 5
+PROFILE_POINTS, PROFILE_ZOOMS = 60, 5
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ def fit_loss_law(c_flops: Array, loss: Array, form: str = "auto") -> LossLaw:
     if form == "saturating":
         law = _saturating(c_flops, loss)
         if law is None:
-            raise FitError(
-                "the saturating law's irreducible loss is not identified by these minima; use loss form power"
-            )
+            raise FitError("these minima do not identify an irreducible loss; use loss form power")
         return law
     if form != "auto":
         raise ValueError(f"unknown loss form {form!r}; choose power, saturating or auto")
@@ -120,18 +118,26 @@ def _saturating(c_flops: Array, loss: Array) -> LossLaw | None:
     """Profile over e; None when the best e is at a bound (not identified) or there are fewer than 4 minima."""
     if len(c_flops) < 4:
         return None
-    top = float(loss.min()) * 0.999
-
-    def misfit(e: float) -> float:
-        line = fit_power_line(c_flops, loss - e)
-        return float(np.sum((np.log(loss) - np.log(e + line(c_flops))) ** 2))
-
-    grid = np.linspace(0.0, top, 60)
-    best = int(np.argmin([misfit(e) for e in grid]))
-    if best == 0 or best == len(grid) - 1:
+    log_c = np.log(c_flops)
+    low, high = 0.0, float(loss.min()) * 0.999
+    for zoom in range(PROFILE_ZOOMS):
+        grid = np.linspace(low, high, PROFILE_POINTS)
+        misfit, log_k, slope = _profile(log_c, loss, grid)
+        best = int(np.argmin(misfit))
+        if zoom == 0 and best in (0, len(grid) - 1):
+            return None
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)])
+    if slope[best] >= 0:
         return None
-    found = minimize_scalar(misfit, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-9})
-    line = fit_power_line(c_flops, loss - found.x)
-    if line.exponent >= 0:
-        return None
-    return LossLaw("saturating", float(found.x), line.log_coefficient, -line.exponent, "holds out best")
+    return LossLaw("saturating", float(grid[best]), float(log_k[best]), -float(slope[best]), "holds out best")
+
+
+def _profile(log_c: Array, loss: Array, e: Array) -> tuple[Array, Array, Array]:
+    """For each e [m]: squared misfit of ln loss, intercept and slope of ln(loss - e) on ln C, [m] each."""
+    y = np.log(loss - e[:, None])
+    x = log_c - log_c.mean()
+    slope = y @ x / (x @ x)
+    intercept = y.mean(axis=1)
+    fitted = e[:, None] + np.exp(intercept[:, None] + slope[:, None] * x)
+    misfit = ((np.log(loss) - np.log(fitted)) ** 2).sum(axis=1)
+    return misfit, intercept - slope * log_c.mean(), slope
