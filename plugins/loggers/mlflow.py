@@ -62,6 +62,11 @@ class MLflowLogger(Logger):
         return self.run_id
 
     @property
+    def pending(self) -> int:
+        """Metrics that wait to be sent."""
+        return len(self._buffer)
+
+    @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The MlflowClient; the run exists once this was read."""

@@ -1,0 +1,229 @@
+"""Run an IsoFLOP sweep: budgets x sizes as Ray Tune trials, each a child run of one MLflow parent run.
+
+Examples:
+    python -m sweeps.isoflop --config conf/sweep/demo.yaml --dry-run     shows the grid, runs nothing
+    python -m sweeps.isoflop --config conf/sweep/demo.yaml
+    python -m sweeps.isoflop --config conf/sweep/demo.yaml --resume      goes on after Ctrl-C, a kill or a crash
+    RAY_ADDRESS=auto python -m sweeps.isoflop --config conf/sweep/big.yaml
+
+Results are in MLflow (MLFLOW_TRACKING_URI, or mlflow.db here); fit them with python -m sweeps.fit.
+A finished sweep of the same name and grid is reused, not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lm.errors import ConfigError
+from sweeps.config import SweepConfig, load_config
+from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep came to.
+
+    Attributes:
+        experiment: MLflow experiment.
+        parent_run_id: MLflow run that the cells are children of.
+        rows: one a cell of the grid, ascending by budget, width and seed; see sweeps.resume.result_rows.
+        complete: every cell has a result (complete or diverged).
+        utilisation: compute seconds of the trials run now over cores x wall seconds; None when none ran.
+    """
+
+    experiment: str
+    parent_run_id: str
+    rows: list[dict[str, Any]]
+    complete: bool
+    utilisation: float | None = None
+
+
+def read_corpus(folder: str) -> Corpus:
+    """Vocabulary, tokens and fingerprint of a prepared data folder.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    from lm.data.shards import load_manifest
+
+    try:
+        manifest = load_manifest(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return Corpus(manifest.vocab_size, manifest.tokens("train"), manifest.fingerprint())
+
+
+def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = None) -> SweepResult:
+    """Run what is missing of a sweep and read all of it back from MLflow.
+
+    Args:
+        resume: go on with an unfinished sweep of the same name.
+        cores: of a Ray of this machine's own; None takes all that the process may use.
+
+    Raises:
+        ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
+        KeyboardInterrupt: stopped; everything finished is kept.
+    """
+    from plugins.loggers.mlflow import tracking_uri
+    from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger, absolute_uri
+    from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
+
+    corpus = read_corpus(config.data.dir)
+    cells = build_grid(config, corpus)
+    for line in epoch_warnings(cells, config, corpus):
+        print(f"warning: {line}", file=sys.stderr)
+    uri = absolute_uri(tracking_uri())
+    ledger = SweepLedger(uri, config.experiment)  # also makes database and experiment before any trial writes
+    choice = choose_parent(ledger, config, cells, resume)
+    print(choice.message, flush=True)
+    utilisation = None
+    if choice.missing:
+        parent = choice.run_id or _new_parent(ledger, config, cells)
+        start_over_dead_driver(ledger, choice)
+        utilisation = _run_cells(ledger, config, cells, choice.missing, parent, cores or _cores())
+    else:
+        parent = choice.run_id or ""
+    rows = result_rows(ledger, parent, cells)
+    complete = all(row["status"] in DONE for row in rows)
+    if choice.missing:
+        totals = {"cells": len(rows), "cells_done": sum(row["status"] in DONE for row in rows)}
+        ledger.finish_sweep(parent, "complete" if complete else FAILED, totals)
+    return SweepResult(config.experiment, parent, rows, complete, utilisation)
+
+
+def _cores() -> int:
+    from sweeps.ray_session import usable_cores
+
+    return usable_cores()
+
+
+def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell]) -> str:
+    from recipes.run_record import git_commit
+
+    params = {
+        "sweep": config.name,
+        "cells": len(cells),
+        "budgets": " ".join(f"{budget:g}" for budget in sorted(config.budgets)),
+        "git_commit": git_commit(),
+        "config": json.dumps(asdict(config), sort_keys=True),
+    }
+    note = f"IsoFLOP sweep `{config.name}`: {len(cells)} cells.\n\n```\n{grid_table(cells)}\n```"
+    return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
+
+
+def _run_cells(
+    ledger: Any, config: SweepConfig, cells: Sequence[Cell], missing: Sequence[Cell], parent: str, cores: int
+) -> float:
+    from plugins.loggers.sweep_ledger import this_driver
+    from sweeps.ray_session import ray_session
+    from sweeps.tuning import run_trials
+
+    ledger.claim(parent, grid_id(cells), this_driver())
+    started = time.perf_counter()
+    try:
+        with _interruptible(), ray_session(cores, config.resources.cpus) as session:
+            ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
+            compute_seconds = run_trials(ledger, config, missing, parent, done_before=len(cells) - len(missing))
+            wall_seconds = time.perf_counter() - started
+    except KeyboardInterrupt:
+        ledger.supersede(ledger.cells(parent))
+        ledger.finish_sweep(parent, "interrupted", {})
+        raise
+    utilisation = compute_seconds / (session["cores"] * wall_seconds)
+    print(
+        f"{len(missing)} cells in {wall_seconds:.0f} s on {session['cores']} cores: {compute_seconds:.0f} compute"
+        f" seconds, utilisation {utilisation:.0%}",
+        flush=True,
+    )
+    return utilisation
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a sweep as cleanly as Ctrl-C does."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary, _, examples = (__doc__ or "").partition("Examples:")
+    parser = argparse.ArgumentParser(
+        prog="python -m sweeps.isoflop",
+        description=summary,
+        epilog="examples:" + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", required=True, metavar="FILE", help="sweep settings, such as conf/sweep/demo.yaml")
+    parser.add_argument("--resume", action="store_true", help="run only the cells that an earlier sweep still lacks")
+    parser.add_argument("--dry-run", action="store_true", help="print the grid and stop")
+    parser.add_argument("--name", help="name of the sweep; wins over the file's")
+    parser.add_argument("--experiment", help="MLflow experiment; wins over the file's")
+    parser.add_argument("--cores", type=int, help="CPU cores to use (default: all that this process may use)")
+    parser.add_argument("--json", metavar="FILE", help="also write parent run id and rows to FILE")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 complete, 1 some cells failed, 2 bad input, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    overrides = {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
+    try:
+        config = load_config(args.config, overrides)
+        if args.cores is not None and args.cores < config.resources.cpus:
+            raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.cpus})")
+        if args.dry_run:
+            return _dry_run(config)
+        result = run_sweep(config, resume=args.resume, cores=args.cores)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; finished cells are kept, the same command with --resume runs the others", file=sys.stderr)
+        return 130
+    if args.json:
+        path = Path(args.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+    _print_rows(result)
+    return 0 if result.complete else 1
+
+
+def _dry_run(config: SweepConfig) -> int:
+    corpus = read_corpus(config.data.dir)
+    cells = build_grid(config, corpus)
+    print(grid_table(cells))
+    for line in epoch_warnings(cells, config, corpus):
+        print(f"warning: {line}", file=sys.stderr)
+    print(f"{len(cells)} cells, {sum(cell.flops for cell in cells):.3g} FLOPs, grid {grid_id(cells)}; nothing was run")
+    return 0
+
+
+def _print_rows(result: SweepResult) -> None:
+    print(f"{'budget':>9}{'d_model':>9}{'N':>10}{'tokens':>12}{'val_loss':>10}  status")
+    for row in result.rows:
+        loss = f"{row['val_loss']:.4f}" if row["val_loss"] is not None else "-"
+        print(
+            f"{row['budget_flops']:>9.3g}{row['d_model']:>9}{row['n_params']:>10,}{row['d_tokens']:>12,}{loss:>10}"
+            f"  {row['status']}"
+        )
+    failed = sum(row["status"] == "failed" for row in result.rows)
+    if failed:
+        print(f"{failed} cells failed (tag scalewright.error of their runs says why); --resume tries them again")
+    print(f"MLflow experiment {result.experiment}, parent run {result.parent_run_id}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Ray for a sweep: a cluster that is already there (RAY_ADDRESS), or processes of this machine's own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# Ray reads these when it is imported or started.
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the driver
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow holds the results
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "1",  # on Ctrl-C do not wait for a trial's long step
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+}
+_OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
+
+
+@contextlib.contextmanager
+def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
+    """Ray for the length of the block.
+
+    Args:
+        cores: CPUs of a cluster of this machine's own; a cluster that RAY_ADDRESS names keeps its own count.
+        threads: of each trial.
+
+    Yields:
+        {"session": name of Ray's session, "cores": CPUs there are}.
+    """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "runtime_env": {"env_vars": {**variables, "RAY_CHDIR_TO_TRIAL_DIR": "0"}},
+    }
+    if address:
+        ray.init(address=address, **common)
+    else:
+        ray.init(
+            address="local",
+            num_cpus=cores,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            **common,
+        )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost trial becomes a row, not a traceback
+    try:
+        session = "" if address else os.path.basename(ray._private.worker._global_node.get_session_dir_path())
+        yield {"session": session, "cores": int(ray.cluster_resources().get("CPU", 0))}
+    finally:
+        ray.shutdown()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    with contextlib.suppress(AttributeError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def end_orphans(session: str) -> int:
+    """Kill what a driver that was killed left behind of its own Ray session on this host; how many processes.
+
+    Ray's processes name their session's folder in their command line, or (workers, which rename themselves) in the
+    files they hold open.
+    """
+    if not session.startswith("session_"):
+        return 0
+    killed = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        if pid != os.getpid() and _belongs(folder, session):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def _belongs(folder: Path, session: str) -> bool:
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return False
+        command = (folder / "cmdline").read_bytes()
+        if f"/{session}/".encode() in command or command.rstrip(b"\0").endswith(f"/{session}".encode()):
+            return b"ray" in command
+        if not command.startswith(b"ray::"):
+            return False
+        return any(f"/{session}/" in os.readlink(link) for link in (folder / "fd").iterdir())
+    except OSError:
+        return False
