@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,12 @@ class LlamaModule(LightningModule):
         self.metrics: dict[str, float] = {}
         self._step_loss: Tensor | float = 0.0
         self._validation_sums: Tensor | None = None
+
+    def setup(self, stage: str) -> None:
+        # Lightning counts validation in micro-batches; here an interval is in optimizer steps.
+        interval = self.trainer.val_check_interval
+        if stage == "fit" and isinstance(interval, int):
+            self.trainer.val_check_interval = interval * self.trainer.accumulate_grad_batches
 
     def configure_model(self) -> None:
         """Build on the meta device, let the strategy shard, then fill in initial values. Safe to call again."""
@@ -86,6 +92,8 @@ class LlamaModule(LightningModule):
             return
         step_loss, self._step_loss = self._step_loss, 0.0
         step = self.trainer.global_step  # steps done, this one included
+        if step == self.trainer.max_steps:
+            self.trainer.val_check_batch = self.trainer.fit_loop.total_batch_idx + 1  # always validate at the end
         if step % self.trainer.log_every_n_steps != 0 and step != self.trainer.max_steps:
             return
         values = {"loss": float(self.trainer.strategy.reduce(step_loss, reduce_op="mean")), "lr": self.lr(step - 1)}
@@ -108,7 +116,9 @@ class LlamaModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         sums = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
-        values = validation_metrics(self.trainer.datamodule.source_names, self.trainer.datamodule.source_weights, sums)
+        data = self.trainer.datamodule
+        weights = [data.source_weights.get(name, 0.0) for name in data.source_names]
+        values = validation_metrics(data.source_names, weights, sums)
         if not self.trainer.sanity_checking:
             self.record(values)
 
@@ -135,7 +145,9 @@ class LlamaModule(LightningModule):
                 )
 
 
-def validation_metrics(sources: list[str], weights: list[float], sums: list[list[float]]) -> dict[str, float]:
+def validation_metrics(
+    sources: Sequence[str], weights: Sequence[float], sums: Sequence[Sequence[float]]
+) -> dict[str, float]:
     """Losses in nats per token and bits per UTF-8 byte, per source and for the training mix.
 
     Args:

@@ -43,7 +43,11 @@ class PretrainCLI(LightningCLI):
 
     def __init__(self, args: Any = None, run: bool = True):
         plugins.strategies.register()
-        defaults: dict[str, Any] = {"default_config_files": [_DEFAULTS], "parser_mode": "omegaconf+"}
+        defaults: dict[str, Any] = {
+            "default_config_files": [_DEFAULTS],
+            "parser_mode": "omegaconf+",
+            "exit_on_error": False,  # a parse error becomes one line, without pages of usage
+        }
         super().__init__(
             LlamaModule,
             TokenDataModule,
@@ -65,9 +69,8 @@ class PretrainCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str, default="run", help="Name of the run: its folder is runs_dir/name.")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
-        parser.add_argument("--tokens", type=float, default=0, help="Training tokens; trainer.max_steps follows.")
+        parser.add_argument("--tokens", type=float, default=0, help="Training tokens; sets trainer.max_steps.")
         parser.link_arguments(("runs_dir", "name"), "trainer.default_root_dir", compute_fn=_run_dir)
-        parser.link_arguments(("tokens", "data.global_batch_tokens"), "trainer.max_steps", compute_fn=steps_for)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's hyperparameters back over YAML and command line; the config owns."""
@@ -75,6 +78,8 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.config.subcommand] if self.config.get("subcommand") else self.config
         config.trainer.strategy = default_strategy(config.trainer)
+        if config.tokens > 0:  # no link: a link's source must be known before the config files are read
+            config.trainer.max_steps = steps_for(config.tokens, config.data.global_batch_tokens)
         if not self.config.get("subcommand") or _is_child_rank():
             return
         run_dir = Path(config.trainer.default_root_dir)
@@ -92,8 +97,8 @@ def _run_dir(runs_dir: str, name: str) -> str:
 
 
 def steps_for(tokens: float, global_batch_tokens: int) -> int:
-    """Optimizer steps that see `tokens` tokens, at least 1; -1 (no length) for 0 tokens."""
-    return -1 if tokens <= 0 else max(1, round(tokens / global_batch_tokens))
+    """Optimizer steps that see `tokens` tokens, to the nearest step, at least 1."""
+    return max(1, round(tokens / global_batch_tokens))
 
 
 def find_checkpoint(ckpt_path: str, run_dir: Path) -> str:

@@ -9,6 +9,8 @@ Examples:
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import warnings
 
@@ -18,24 +20,28 @@ from lm.errors import ConfigError
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
     _quiet()
+    from jsonargparse import ArgumentError
+
     from recipes.build import PretrainCLI
 
     try:
         PretrainCLI()
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, ArgumentError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 
 
 def _quiet() -> None:
-    """Drop warnings that ask for nothing a user of this recipe should do."""
-    for message in (
-        ".*does not have many workers.*",
-        ".*`IterableDataset` has `__len__` defined.*",
-        ".*`isinstance\\(treespec, LeafSpec\\)`.*",
-    ):
-        warnings.filterwarnings("ignore", message=message)
+    """Drop messages that ask for nothing a user of this recipe should do."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
+    logging.getLogger("lightning.fabric.utilities.rank_zero").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not re.search(r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set", record.getMessage())
 
 
 if __name__ == "__main__":

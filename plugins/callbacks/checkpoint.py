@@ -42,7 +42,7 @@ class PeriodicCheckpoint(Checkpoint):
         path = folder / f"step-{trainer.global_step:08d}"
         if trainer.strategy.broadcast(path.exists()):
             return  # a resumed run that has nothing left to do
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         for logger in trainer.loggers:
             logger.save()  # what was measured before the checkpoint must outlive a crash after it
         if trainer.is_global_zero and self.keep > 0:
