@@ -1,0 +1,283 @@
+"""Run tables from CSV files and from MLflow. The only place that reads or writes MLflow for sweeps, reports aside.
+
+An MLflow cell is a run with tag `scalewright.kind = cell`. One row per cell: a rerun leaves two runs of one cell, the
+newest finished one counts and the others are listed as excluded. Diverged, failed and unfinished runs are listed too.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import math
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
+
+DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+PAGE = 1000
+KIND = "scalewright.kind"
+# Statuses a cell may carry in the tag scalewright.status that make it unusable.
+BAD_STATUS = {"diverged", "failed", "running", "interrupted"}
+
+# Column of each quantity: in a CSV its header; in MLflow a param or metric.
+CSV_COLUMNS = {"n": "N_params", "d": "D_tokens", "c": "C_flops", "loss": "loss", "budget": "C_budget", "run": "run"}
+MLFLOW_COLUMNS = {
+    "n": "n_params",
+    "d": "d_tokens",
+    "c": "c_flops",
+    "loss": "val_loss",
+    "budget": "budget_flops",
+    "run": "cell_id",
+}
+REQUIRED = ("n", "d", "loss")
+
+
+def read_runs(
+    source: str,
+    columns: Mapping[str, str | None] | None = None,
+    where: str | None = None,
+    tracking_uri: str | None = None,
+) -> RunTable:
+    """Reads a run table.
+
+    Args:
+        source: a CSV file, or `mlflow:EXPERIMENT`.
+        columns: column names to use in place of the defaults, keys n, d, c, loss, budget, run.
+        where: an expression over columns; rows for which it is false are left out.
+        tracking_uri: of MLflow; None takes MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.
+
+    Raises:
+        ValueError: missing file, experiment or column, or a `where` that cannot be evaluated.
+    """
+    given = {key: name for key, name in (columns or {}).items() if name}
+    if source.startswith("mlflow:"):
+        return read_mlflow(source.removeprefix("mlflow:"), given, where, tracking_uri)
+    return read_csv(Path(source), given, where)
+
+
+def read_csv(path: Path, columns: Mapping[str, str], where: str | None = None) -> RunTable:
+    """Reads a CSV with a header. Without a C column C = 6 N D; without a run column each line is a run of its own."""
+    if not path.is_file():
+        raise ValueError(f"no file {path}; give a CSV of runs or mlflow:EXPERIMENT")
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        header = reader.fieldnames or []
+        rows = [{key: parse(text) for key, text in row.items() if key is not None} for row in reader]
+    names = _resolve(CSV_COLUMNS, columns, header, str(path))
+    keep = _filter(where)
+    runs, excluded = [], []
+    for number, row in enumerate(rows):
+        label = str(row[names["run"]]) if "run" in names else f"line {number + 2}"
+        if not keep(row):
+            continue
+        try:
+            runs.append(_run(label, row, names))
+        except ValueError as error:
+            excluded.append(Excluded(label, str(error)))
+    convention = f"column {names['c']}" if "c" in names else "6ND"
+    return RunTable.from_runs(runs, excluded, convention, f"column {names['n']}")
+
+
+def _resolve(
+    defaults: Mapping[str, str], given: Mapping[str, str], header: Iterable[str], place: str
+) -> dict[str, str]:
+    """Column per quantity; named ones must exist, default ones may be missing unless required."""
+    header = list(header)
+    names = {}
+    for key, default in defaults.items():
+        name = given.get(key, default)
+        if name in header:
+            names[key] = name
+        elif key in given or key in REQUIRED:
+            raise ValueError(f"{place} has no column {name!r} (--columns.{key}); it has {', '.join(header)}")
+    return names
+
+
+def _run(label: str, row: Mapping[str, object], names: Mapping[str, str]) -> Run:
+    value = {key: _number(row.get(names[key]), names[key]) for key in ("n", "d", "c", "loss", "budget") if key in names}
+    used = set(names.values())
+    return Run(
+        run=label,
+        n_params=value["n"],
+        d_tokens=value["d"],
+        c_flops=value.get("c", 6 * value["n"] * value["d"]),
+        loss=value["loss"],
+        budget=value.get("budget"),
+        extra={key: item for key, item in row.items() if key not in used},
+    )
+
+
+def _number(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}, not a number" if value not in (None, "") else f"{name} is missing")
+    return float(value)
+
+
+def parse(text: str | None) -> object:
+    """Text of a cell -> float, bool, None for empty, else the text."""
+    if text is None or text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# --where: a small, safe expression language
+
+
+_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+}
+
+
+def _filter(where: str | None) -> Callable[[Mapping[str, object]], bool]:
+    """Compiles `where`: column names, constants, comparisons, in, and, or, not. Nothing else is evaluated."""
+    if where is None:
+        return lambda row: True
+    try:
+        tree = ast.parse(where, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"--where {where!r} is not an expression: {error.msg}") from None
+    return lambda row: bool(_evaluate(tree, row, where))
+
+
+def _evaluate(node: ast.expr, row: Mapping[str, object], where: str) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            if name not in row:
+                raise ValueError(f"--where {where!r}: no column {name!r}; columns are {', '.join(row)}")
+            return row[name]
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return [_evaluate(item, row, where) for item in items]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _evaluate(operand, row, where)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, row, where)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_evaluate(value, row, where) for value in values)
+        case ast.BoolOp(values=values):
+            return any(_evaluate(value, row, where) for value in values)
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
+            return _chain(_evaluate(left, row, where), ops, [_evaluate(c, row, where) for c in comparators], where)
+    raise ValueError(f"--where {where!r}: only columns, constants, comparisons, in, and, or, not are understood")
+
+
+def _chain(left: Any, ops: list[ast.cmpop], values: list[Any], where: str) -> bool:
+    for op, right in zip(ops, values, strict=True):
+        compare = _COMPARE.get(type(op))
+        if compare is None:
+            raise ValueError(f"--where {where!r}: this comparison is not understood")
+        try:
+            if not compare(left, right):
+                return False
+        except TypeError:
+            return False  # a missing value is neither above nor below anything
+        left = right
+    return True
+
+
+# MLflow
+
+
+def client(tracking_uri: str | None = None) -> Any:
+    """MlflowClient at `tracking_uri`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI)
+
+
+def experiment_id(mlflow_client: Any, experiment: str) -> str:
+    """Id of a named experiment.
+
+    Raises:
+        ValueError: no such experiment; the message lists those there are.
+    """
+    found = mlflow_client.get_experiment_by_name(experiment)
+    if found is None:
+        names = ", ".join(e.name for e in mlflow_client.search_experiments(max_results=20)) or "none"
+        raise ValueError(f"MLflow has no experiment {experiment!r}; it has {names} (set MLFLOW_TRACKING_URI?)")
+    return str(found.experiment_id)
+
+
+def search_all(mlflow_client: Any, experiment: str, filter_string: str = "") -> list[Any]:
+    """Every run of an experiment, newest first: a search returns at most 1,000 unless it is paged."""
+    identity, found, token = experiment_id(mlflow_client, experiment), [], None
+    while True:
+        page = mlflow_client.search_runs(
+            [identity], filter_string, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
+        )
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def read_mlflow(
+    experiment: str,
+    columns: Mapping[str, str] | None = None,
+    where: str | None = None,
+    tracking_uri: str | None = None,
+) -> RunTable:
+    """Cells of an MLflow experiment as a run table; see the module's description for what is excluded."""
+    names = {**MLFLOW_COLUMNS, **(columns or {})}
+    keep = _filter(where)
+    cells: dict[str, list[tuple[Any, dict[str, object]]]] = {}
+    for run in search_all(client(tracking_uri), experiment, f"tags.`{KIND}` = 'cell'"):
+        row = _row(run)
+        if keep(row):
+            label = str(
+                run.data.tags.get("scalewright.cell_id") or run.data.params.get(names["run"]) or run.info.run_id
+            )
+            cells.setdefault(label, []).append((run, row))
+    runs, excluded = [], []
+    for label, tries in sorted(cells.items()):
+        usable = next((i for i, (run, _) in enumerate(tries) if _why_not(run) is None), None)
+        for i, (run, row) in enumerate(tries):
+            name = f"{label} ({run.info.run_id[:8]})"
+            if i != usable:
+                excluded.append(Excluded(name, _why_not(run) or "older run of a cell that was run again"))
+                continue
+            try:
+                runs.append(_run(label, row, names))
+            except ValueError as error:
+                excluded.append(Excluded(name, str(error)))
+    return RunTable.from_runs(runs, excluded, _one(cells, "flops_convention"), _one(cells, "n_convention"))
+
+
+def _row(run: Any) -> dict[str, object]:
+    """Params and metrics by name; metrics win. Diverged metrics come back as NaN or as the largest double."""
+    row: dict[str, object] = {key: parse(text) for key, text in run.data.params.items()}
+    for key, value in run.data.metrics.items():
+        row[key] = math.inf if value >= LARGEST_LOSS else value
+    return row
+
+
+def _why_not(run: Any) -> str | None:
+    status = run.data.tags.get("scalewright.status", "").lower()
+    if status in BAD_STATUS:
+        return f"cell is {status}"
+    if run.info.status != "FINISHED":
+        return f"run is {run.info.status.lower()}, not finished"
+    return None
+
+
+def _one(cells: Mapping[str, list[tuple[Any, dict[str, object]]]], param: str) -> str:
+    """The one value all cells share, or the values joined (a mix is the reader's to notice)."""
+    values = {str(run.data.params[param]) for tries in cells.values() for run, _ in tries if param in run.data.params}
+    return " and ".join(sorted(values)) or "as given"
