@@ -1,0 +1,154 @@
+"""All ranks write or read one checkpoint folder together, through torch.distributed.checkpoint (DCP)."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+
+from plugins.strategies import checkpoint, collectives
+from plugins.strategies.checkpoint import CheckpointError
+
+STATE = "state.pt"
+
+
+def save(tensors: dict[str, Tensor], rest: dict[str, Any], path: Path, step: int) -> None:
+    """Write a checkpoint folder. Collective; on return it is complete, on error it is not there.
+
+    Args:
+        tensors: this rank's tensors by key. Ordinary tensors under one key must be equal on the ranks that bring it;
+            DTensors are written as shards.
+        rest: plain values, the same on all ranks; rank 0 writes them.
+        path: the final folder; rank 0's counts.
+        step: optimizer steps done.
+
+    Raises:
+        CheckpointError: on all ranks.
+    """
+    path = Path(collectives.broadcast(str(path)))
+    doing = f"cannot save {path}"
+    temporary, error = None, None
+    if collectives.rank() == 0:
+        temporary, error = _attempt(lambda: checkpoint.begin(path))
+    collectives.raise_together(error, doing)
+    temporary = collectives.broadcast(temporary)
+    try:
+        _, error = _attempt(lambda: _write(tensors, rest, temporary))
+        collectives.raise_together(error, doing)
+        files = _describe_together(temporary, doing)
+        error = None
+        if collectives.rank() == 0:
+            _, error = _attempt(lambda: checkpoint.finish(temporary, path, files, step))
+        collectives.raise_together(error, doing)
+    except BaseException:
+        if collectives.rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+class Reader:
+    """A verified checkpoint, open for reading. Creating it is collective, and so are its methods.
+
+    Attributes:
+        path: the folder.
+        rest: what was saved beside the tensors.
+        metadata: keys, shapes and dtypes of the saved tensors.
+
+    Raises:
+        CheckpointError: on all ranks; the folder is missing, incomplete or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(collectives.broadcast(str(path)))
+        manifest = self.together(lambda: checkpoint.read_manifest(self.path))
+        files = manifest["files"]
+        # Reading everything once to hash it is shared out: each rank takes every world-th file.
+        mine = sorted(files)[collectives.rank() :: collectives.world_size()]
+        self.together(lambda: checkpoint.verify(self.path, files, mine))
+        self.rest: dict[str, Any] = self.together(
+            lambda: torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        )
+        self.metadata: Metadata = self.together(lambda: dcp.FileSystemReader(self.path).read_metadata())
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """Run `action` on every rank; raise on all when it fails on any."""
+        value, error = _attempt(action)
+        collectives.raise_together(error, f"cannot load {self.path}")
+        return value
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Fill the given tensors in place; DTensors take their shards, however the checkpoint was sharded."""
+        self.together(
+            lambda: dcp.load(
+                tensors,
+                storage_reader=dcp.FileSystemReader(self.path),
+                no_dist=not collectives.is_distributed(),
+            )
+        )
+
+
+def _write(tensors: dict[str, Tensor], rest: dict[str, Any], folder: Path) -> None:
+    """Tensors by all ranks, the rest by rank 0, all of it synced to the disk."""
+    writer = dcp.FileSystemWriter(folder, sync_files=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        dcp.save(tensors, storage_writer=writer, no_dist=not collectives.is_distributed())
+    if collectives.rank() == 0:
+        with open(folder / STATE, "wb") as stream:
+            stream.write(_serialize(rest))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _serialize(rest: dict[str, Any]) -> bytes:
+    """torch.save, tried against weights_only=True: what cannot be read back safely must fail now, not on resume."""
+    buffer = io.BytesIO()
+    torch.save(rest, buffer)
+    data = buffer.getvalue()
+    try:
+        torch.load(io.BytesIO(data), weights_only=True)
+    except Exception:
+        raise CheckpointError(f"{_unloadable(rest)} holds more than plain values and tensors") from None
+    return data
+
+
+def _unloadable(rest: dict[str, Any]) -> str:
+    """The first key of the dictionary whose value weights_only=True refuses."""
+    for key, value in rest.items():
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        buffer.seek(0)
+        try:
+            torch.load(buffer, weights_only=True)
+        except Exception:
+            return f"the state {key!r}"
+    return "the state"
+
+
+def _describe_together(folder: Path, doing: str) -> dict[str, dict]:
+    """Sizes and hashes of all files in the folder, each hashed by one rank."""
+    names, world = collectives.broadcast(checkpoint.file_names(folder)), collectives.world_size()
+    mine, error = _attempt(lambda: checkpoint.describe(folder, names[collectives.rank() :: world]))
+    collectives.raise_together(error, doing)
+    files: dict[str, dict] = {}
+    for part in collectives.gather(mine):
+        files |= part
+    return files
+
+
+def _attempt(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    # CheckpointException is no Exception; it has reached all ranks already, like whatever DCP agreed on.
+    try:
+        return action(), None
+    except (Exception, CheckpointException) as error:
+        return None, error

@@ -1,0 +1,134 @@
+"""Fully sharded data parallel: each device holds a slice of parameters, gradients and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from plugins.strategies.checkpoint_io import Reader
+from plugins.strategies.parallelize import parallelize
+from plugins.strategies.portable import Portable, destroy_process_group_at_exit
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+DType = Literal["auto", "float32", "bfloat16"]
+
+
+class FSDP(Portable, ModelParallelStrategy):
+    """PyTorch's fully_shard over all devices.
+
+    The LightningModule's configure_model builds the model on the meta device and hands it to `parallelize`.
+
+    Args:
+        reshard_after_forward: free gathered parameters after forward; False is faster and needs more memory.
+        param_dtype: dtype of gathered parameters; auto is bfloat16 under trainer.precision bf16-mixed, else float32.
+        reduce_dtype: dtype in which gradients are averaged.
+        reduce_every_micro_batch: with gradient accumulation, average and shard gradients after each micro-batch
+            (less memory) rather than once per optimizer step (less communication).
+        process_group_backend: gloo, nccl; None chooses by device.
+        timeout_seconds: how long a rank waits for the others.
+    """
+
+    strategy_name = "fsdp"
+
+    def __init__(
+        self,
+        reshard_after_forward: bool = True,
+        param_dtype: DType = "auto",
+        reduce_dtype: Literal["float32", "bfloat16"] = "float32",
+        reduce_every_micro_batch: bool = False,
+        process_group_backend: str | None = None,
+        timeout_seconds: float = 1800,
+    ) -> None:
+        super().__init__(process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_seconds))
+        self.reshard_after_forward = reshard_after_forward
+        self.param_dtype = param_dtype
+        self.reduce_dtype = reduce_dtype
+        self.reduce_every_micro_batch = reduce_every_micro_batch
+
+    def build_mesh(self) -> DeviceMesh:
+        """The mesh parameters are sharded over."""
+        return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
+
+    def setup_environment(self) -> None:
+        # Not ModelParallelStrategy's: it would build a (data, tensor) mesh of its own.
+        self._setup_distributed()
+        destroy_process_group_at_exit()
+        self._device_mesh = self.build_mesh()
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        dtype = self.param_dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if self.precision_plugin.precision == "bf16-mixed" else "float32"
+        return parallelize(
+            model,
+            self.device_mesh,
+            param_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
+            reduce_dtype=getattr(torch, self.reduce_dtype),
+            reshard_after_forward=self.reshard_after_forward,
+        )
+
+    def setup(self, trainer: Trainer) -> None:
+        if not self._roots():
+            raise ValueError(
+                f"nothing is sharded: {type(trainer.lightning_module).__name__}.configure_model must call "
+                "self.trainer.strategy.parallelize(model)"
+            )
+        super().setup(trainer)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def collect(self, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+        self._reshard()
+        return super().collect(with_optimizer)
+
+    def restore(self, reader: Reader, with_optimizer: bool) -> None:
+        self._reshard()
+        super().restore(reader, with_optimizer)
+
+    def _reshard(self) -> None:
+        """Put the shards back: after a forward without backward (validation) the root's parameters stay gathered."""
+        assert self.lightning_module is not None
+        for module in self.lightning_module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Keep gradients of this micro-batch local (Lightning's version knows DDP only)."""
+        if self.reduce_every_micro_batch:
+            yield
+            return
+        self._set_sync(False)
+        try:
+            yield
+        finally:
+            self._set_sync(True)
+
+    def _set_sync(self, sync: bool) -> None:
+        for root in self._roots():
+            root.set_requires_gradient_sync(sync)
+
+    def _roots(self) -> list[FSDPModule]:
+        """Outermost sharded modules."""
+        assert self.lightning_module is not None
+        sharded = [(name, m) for name, m in self.lightning_module.named_modules() if isinstance(m, FSDPModule)]
+        outer = [
+            (name, m)
+            for name, m in sharded
+            if not any(name != other and (other == "" or name.startswith(f"{other}.")) for other, _ in sharded)
+        ]
+        return [m for _, m in outer]

@@ -1,0 +1,239 @@
+"""What all strategies share: one checkpoint format, the gradient norm, skipped steps, clipping.
+
+    class DDP(Portable, DDPStrategy): ...
+
+Lightning's own checkpoint files belong to a strategy and a world size; these folders do not (docs/strategies.md).
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from plugins.strategies import checkpoint, checkpoint_io, gradients, state
+from plugins.strategies.checkpoint import CheckpointError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+Guard = Callable[[Tensor, Any], bool]
+
+_PRECISIONS = ("32-true", "bf16-mixed")
+
+
+class Portable:
+    """Mixin before a Lightning strategy.
+
+    Attributes:
+        grad_norm: global norm of the last step's gradients before clipping, 0-dimensional fp32, equal on all ranks;
+            None before the first step.
+        guards: asked before each optimizer step with (grad_norm, loss of this rank's last micro-batch). When any
+            guard on any rank says True the step is skipped on all ranks. Every rank must hold the same guards.
+        skipped_steps: steps skipped since the start of this process.
+    """
+
+    grad_norm: Tensor | None
+    guards: list[Guard]
+    skipped_steps: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.grad_norm = None
+        self.guards = []
+        self.skipped_steps = 0
+
+    # Model ----------------------------------------------------------------------------------------------------------
+
+    def parallelize(self, model: nn.Module) -> nn.Module:
+        """Shard a model that is still on the meta device, before its values are filled in. Here: leave it whole."""
+        return model
+
+    def setup_environment(self) -> None:
+        super().setup_environment()  # type: ignore[misc]
+        destroy_process_group_at_exit()
+
+    def setup(self, trainer: Trainer) -> None:
+        precision = self.precision_plugin.precision  # type: ignore[attr-defined]
+        if precision not in _PRECISIONS:
+            raise ValueError(
+                f"trainer.precision {precision} is not supported by {type(self).__name__}: use {' or '.join(_PRECISIONS)} "
+                "(weights and optimizer state stay fp32)"
+            )
+        super().setup(trainer)  # type: ignore[misc]
+
+    # One optimizer step ---------------------------------------------------------------------------------------------
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and backward, norm, guards; then clip and update, or drop the gradients and leave all as it was.
+
+        A skipped step changes no weight, no moment and no step count of the optimizer. Lightning still counts it in
+        trainer.global_step: the schedule and the data move on.
+        """
+        self.before_last_micro_batch()
+        result = closure()
+        self.grad_norm = self.global_grad_norm(optimizer)
+        if self._must_skip(self.grad_norm, result):
+            self.skipped_steps += 1
+            self.discard_gradients(optimizer)
+            return result
+        return super().optimizer_step(optimizer, lambda: result, model, **kwargs)  # type: ignore[misc]
+
+    def before_last_micro_batch(self) -> None:
+        """Called before the backward pass whose gradients the optimizer will use."""
+
+    def global_grad_norm(self, optimizer: Optimizer) -> Tensor:
+        """See gradients.global_norm. Collective."""
+        return gradients.global_norm(gradients.optimized_parameters(optimizer))
+
+    def discard_gradients(self, optimizer: Optimizer) -> None:
+        """Forget the accumulated gradients as if their micro-batches had never been."""
+        optimizer.zero_grad(set_to_none=True)
+
+    def _must_skip(self, norm: Tensor, result: Any) -> bool:
+        # Every rank has the same norm; a loss is its own, so guards have to agree.
+        if not bool(torch.isfinite(norm)):
+            rank_zero_warn(f"skipped an optimizer step: gradient norm {float(norm)}")
+            return True
+        if not self.guards:
+            return False
+        decisions = [guard(norm, result) for guard in self.guards]  # all of them: guards may keep statistics
+        return self.reduce_boolean_decision(any(decisions), all=False)  # type: ignore[attr-defined]
+
+    def setup_precision_plugin(self) -> None:
+        super().setup_precision_plugin()  # type: ignore[misc]
+        # Where Lightning would compute the norm a second time (or cannot: DTensors), clip by the one already known.
+        self.precision_plugin.clip_gradients = self.clip_gradients  # type: ignore[attr-defined]
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        """What LightningModule.clip_gradients ends in: trainer.gradient_clip_val by the norm of optimizer_step."""
+        if clip_val <= 0:
+            return
+        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+            Precision.clip_grad_by_value(self.precision_plugin, optimizer, clip_val)  # type: ignore[attr-defined]
+            return
+        assert self.grad_norm is not None
+        gradients.clip_to_norm(gradients.optimized_parameters(optimizer), clip_val, self.grad_norm)
+
+    # Checkpoints ----------------------------------------------------------------------------------------------------
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return False
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {}  # tensors are collected in save_checkpoint
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Nothing: load_checkpoint has done it."""
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Nothing: load_checkpoint has done it."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write the folder `filepath` (see checkpoint.py). Collective; complete or absent when it returns or raises.
+
+        Raises:
+            CheckpointError: on all ranks, when any rank failed.
+        """
+        if storage_options is not None:
+            raise CheckpointError("storage_options are not supported: checkpoints are folders on a shared file system")
+        with_optimizer = "optimizer_states" in checkpoint
+        rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
+        tensors, optimizer = self.collect(with_optimizer)
+        if optimizer is not None:
+            rest["optimizer"] = optimizer
+        checkpoint_io.save(tensors, rest, Path(filepath), step=int(checkpoint.get("global_step", 0)))
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load the tensors of a checkpoint into model and optimizer and return the rest for Lightning. Collective.
+
+        Raises:
+            CheckpointError: on all ranks; the checkpoint is incomplete, damaged, or of another model or optimizer.
+        """
+        reader = checkpoint_io.Reader(Path(checkpoint_path))
+        assert self.lightning_module is not None  # type: ignore[attr-defined]
+        module = self.lightning_module  # type: ignore[attr-defined]
+        reader.together(lambda: state.check_model(module, reader.metadata, module.strict_loading))
+        fitting = module.trainer.state.fn == TrainerFn.FITTING
+        if fitting and "optimizer" not in reader.rest:
+            raise CheckpointError(f"{checkpoint_path} holds weights only, without the optimizer's state")
+        self.restore(reader, fitting)
+        return {"state_dict": {}, **reader.rest}
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        if self.is_global_zero:  # type: ignore[attr-defined]
+            checkpoint.remove(Path(filepath))
+
+    def collect(self, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+        """(tensors by key, the optimizer's other state) as this rank holds them. Collective."""
+        tensors = state.model_tensors(self.lightning_module)  # type: ignore[attr-defined]
+        if not with_optimizer or not self.optimizers:  # type: ignore[has-type]
+            return tensors, None
+        (optimizer,) = self.optimizers  # type: ignore[has-type]
+        module = self.lightning_module  # type: ignore[attr-defined]
+        moments, scalars = state.optimizer_tensors(module, optimizer)
+        return tensors | moments, state.describe_optimizer(state.group_names(module, optimizer), optimizer, scalars)
+
+    def restore(self, reader: checkpoint_io.Reader, with_optimizer: bool) -> None:
+        """Copy a checkpoint's tensors into this rank's part of model and optimizer. Collective."""
+        module = self.lightning_module  # type: ignore[attr-defined]
+        tensors = state.model_tensors(module)
+        if with_optimizer:
+            (optimizer,) = self.optimizers  # type: ignore[has-type]
+            saved = reader.rest["optimizer"]
+            reader.together(lambda: state.check_optimizer(saved, optimizer, state.group_names(module, optimizer)))
+            tensors |= state.empty_optimizer_state(module, optimizer, reader.metadata, saved["scalars"])
+            report_differences(state.restore_groups(saved, optimizer))
+        reader.load(tensors)
+
+
+def report_differences(differences: list[str]) -> None:
+    """Say which optimizer settings changed between the checkpoint and this run; the run's hold."""
+    for line in differences:
+        rank_zero_info(f"resume: optimizer {line}; this run's value is used")
+
+
+def destroy_process_group_at_exit() -> None:
+    """Close the process group before the interpreter goes down.
+
+    Lightning does it for NCCL only; a gloo group that is still open when C++ statics are destroyed can abort the
+    process after all work is done ("terminate called without an active exception").
+    """
+    atexit.unregister(_destroy_process_group)
+    atexit.register(_destroy_process_group)
+
+
+def _destroy_process_group() -> None:
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
