@@ -214,8 +214,8 @@ class DataOrder:
                 block_key=key_of("block", self.plan.seed, index),
             )
         )
-        # A later stage of the same length goes on where this one stopped. A block cut short counts as drawn, since
-        # which of its draws happened depends on its shuffle: no window comes twice in an epoch, a few wait for the next.
+        # A later stage of the same length goes on where this one stopped. A block cut short counts as drawn, since its
+        # shuffle decides which draws happened: no window comes twice in an epoch, a few wait for the next.
         blocks = -(-(stop - start) // int(counts.sum()))
         drawn[stage.sequence_length] = first_draw + blocks * counts
         return stop

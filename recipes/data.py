@@ -1,0 +1,163 @@
+"""Prepare data: named sources -> tokenized shards; and the table of what is there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = """examples:
+  python -m recipes.data prepare --config conf/data/demo.yaml
+  python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
+  python -m recipes.data table --dir data/demo
+  python -m recipes.data table --dir data/demo --tokens 4_000_000 --weights prose=2,reference=1,code=1
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.data",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare = commands.add_parser(
+        "prepare",
+        help="text to shards",
+        description="Read, deduplicate, split, tokenize. Interrupted, the same command goes on where it stopped.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    prepare.add_argument("--config", required=True, type=Path, help="YAML file, see conf/data/")
+    prepare.add_argument("--out", type=Path, help="output folder (default: `out` of the config)")
+    prepare.add_argument("--overwrite", action="store_true", help="replace an output made from another config")
+    table = commands.add_parser(
+        "table",
+        help="sources, tokens, epochs",
+        description="Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
+    table.add_argument("--tokens", type=int, help="length of the run (default: one pass over all tokens)")
+    table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    return parser
+
+
+def load_config(path: Path) -> tuple[Any, str | None]:
+    """(PrepareConfig, output folder) of a YAML file.
+
+    Raises:
+        DataError: one line; missing file, bad YAML, unknown or missing key.
+    """
+    from omegaconf import OmegaConf
+
+    from lm.data.files import DataError
+    from lm.data.prepare import PrepareConfig
+    from lm.data.sources import SourceSpec
+
+    if not path.is_file():
+        raise DataError(f"config {path} does not exist; examples are in conf/data/")
+    try:
+        raw = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except Exception as error:
+        raise DataError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise DataError(f"config {path} must be a mapping with sources and tokenizer")
+    _check_keys(raw, {"out", "sources", "tokenizer", "validation_fraction", "shard_tokens"}, f"config {path}")
+    tokenizer = raw.get("tokenizer") or {}
+    _check_keys(tokenizer, {"vocab_size", "sample_bytes"}, f"tokenizer in {path}")
+    if "vocab_size" not in tokenizer or not isinstance(raw.get("sources"), dict):
+        raise DataError(f"config {path} needs sources (a mapping by name) and tokenizer.vocab_size")
+    specs = []
+    for name, options in raw["sources"].items():
+        if not isinstance(options, dict) or "kind" not in options:
+            raise DataError(f"source '{name}' in {path} needs a kind")
+        rest = {key: value for key, value in options.items() if key not in ("kind", "licence")}
+        specs.append(SourceSpec(str(name), str(options["kind"]), str(options.get("licence", "not stated")), rest))
+    numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens") if key in raw}
+    if "sample_bytes" in tokenizer:
+        numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
+    for key, value in {**numbers, "tokenizer.vocab_size": tokenizer["vocab_size"]}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise DataError(f"{key} in {path} must be a number, got {value!r}")
+    return PrepareConfig(sources=tuple(specs), vocab_size=tokenizer["vocab_size"], **numbers), raw.get("out")
+
+
+def _check_keys(mapping: Any, known: set[str], where: str) -> None:
+    from lm.data.files import DataError
+
+    if not isinstance(mapping, dict):
+        raise DataError(f"{where} must be a mapping")
+    unknown = sorted(str(key) for key in mapping if key not in known)
+    if unknown:
+        raise DataError(f"{where} has unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def run_prepare(arguments: argparse.Namespace) -> None:
+    """`prepare`: progress to stderr, the table to stdout."""
+    from lm.data.files import DataError
+    from lm.data.prepare import prepare
+
+    config, out = load_config(arguments.config)
+    folder = arguments.out or out
+    if folder is None:
+        raise DataError(f"config {arguments.config} names no out; pass --out DIR")
+    prepare(config, Path(folder), arguments.overwrite, log=lambda line: print(line, file=sys.stderr, flush=True))
+    print_table(Path(folder), None, None)
+
+
+def print_table(folder: Path, tokens: int | None, weights: str | None) -> None:
+    """Print the epoch table of a data folder, and warnings above 4 epochs."""
+    from lm.data.epochs import epoch_rows, format_table, repeat_warnings
+    from lm.data.order import DataOrder, DataPlan, Stage
+    from lm.data.shards import load_manifest
+
+    manifest = load_manifest(folder)
+    available = manifest.tokens("train")
+    mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
+    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), available)
+    rows = epoch_rows(manifest, order, tokens or sum(available.values()))
+    print(format_table(rows))
+    for line in repeat_warnings(rows):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """`a=2,b=1` as a mapping.
+
+    Raises:
+        ValueError: another form.
+    """
+    weights = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            weights[name.strip()] = float(value)
+        except ValueError:
+            raise ValueError(f"--weights takes name=number,name=number, got '{part}'") from None
+    return weights
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; 0, or 2 after one line on stderr."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        if arguments.command == "prepare":
+            run_prepare(arguments)
+        else:
+            print_table(arguments.dir, arguments.tokens, arguments.weights)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last finished part", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
