@@ -21,7 +21,7 @@ DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 PAGE = 1000
 KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
-BAD_STATUS = {"diverged", "failed", "running", "interrupted"}
+BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded"}
 
 # Column of each quantity: in a CSV its header; in MLflow a param or metric.
 CSV_COLUMNS = {"n": "N_params", "d": "D_tokens", "c": "C_flops", "loss": "loss", "budget": "C_budget", "run": "run"}
@@ -41,6 +41,7 @@ def read_runs(
     columns: Mapping[str, str | None] | None = None,
     where: str | None = None,
     tracking_uri: str | None = None,
+    parent_run_id: str | None = None,
 ) -> RunTable:
     """Reads a run table.
 
@@ -49,13 +50,14 @@ def read_runs(
         columns: column names to use in place of the defaults, keys n, d, c, loss, budget, run.
         where: an expression over columns; rows for which it is false are left out.
         tracking_uri: of MLflow; None takes MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.
+        parent_run_id: only cells of this sweep; None takes all cells of the experiment.
 
     Raises:
         ValueError: missing file, experiment or column, or a `where` that cannot be evaluated.
     """
     given = {key: name for key, name in (columns or {}).items() if name}
     if source.startswith("mlflow:"):
-        return read_mlflow(source.removeprefix("mlflow:"), given, where, tracking_uri)
+        return read_mlflow(source.removeprefix("mlflow:"), given, where, tracking_uri, parent_run_id)
     return read_csv(Path(source), given, where)
 
 
@@ -233,12 +235,16 @@ def read_mlflow(
     columns: Mapping[str, str] | None = None,
     where: str | None = None,
     tracking_uri: str | None = None,
+    parent_run_id: str | None = None,
 ) -> RunTable:
     """Cells of an MLflow experiment as a run table; see the module's description for what is excluded."""
     names = {**MLFLOW_COLUMNS, **(columns or {})}
     keep = _filter(where)
     cells: dict[str, list[tuple[Any, dict[str, object]]]] = {}
-    for run in search_all(client(tracking_uri), experiment, f"tags.`{KIND}` = 'cell'"):
+    query = f"tags.`{KIND}` = 'cell'"
+    if parent_run_id:
+        query += f" and tags.`mlflow.parentRunId` = '{parent_run_id}'"
+    for run in search_all(client(tracking_uri), experiment, query):
         row = _row(run)
         if keep(row):
             label = str(
