@@ -11,6 +11,8 @@ import csv
 import math
 import operator
 import os
+import time
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -287,3 +289,54 @@ def _one(cells: Mapping[str, list[tuple[Any, dict[str, object]]]], param: str) -
     """The one value all cells share, or the values joined (a mix is the reader's to notice)."""
     values = {str(run.data.params[param]) for tries in cells.values() for run, _ in tries if param in run.data.params}
     return " and ".join(sorted(values)) or "as given"
+
+
+def log_run(
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    params: Mapping[str, object],
+    metrics: Mapping[str, float],
+    artifacts: Iterable[Path] = (),
+    parent_run_id: str | None = None,
+    tracking_uri: str | None = None,
+    note: str = "",
+) -> str:
+    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing."""
+    from mlflow.entities import Metric, Param, RunTag
+
+    mlflow_client = client(tracking_uri)
+    found = mlflow_client.get_experiment_by_name(experiment)
+    identity = found.experiment_id if found else mlflow_client.create_experiment(experiment)
+    every = {"mlflow.note.content": note, **tags}
+    if parent_run_id:
+        every["mlflow.parentRunId"] = parent_run_id
+    run_id = str(mlflow_client.create_run(identity, run_name=name, tags=every).info.run_id)
+    now = int(time.time() * 1000)
+    mlflow_client.log_batch(
+        run_id,
+        metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
+        params=[Param(key, str(value)[:500]) for key, value in params.items()],
+        tags=[RunTag("scalewright.status", "complete")],
+    )
+    for path in artifacts:
+        mlflow_client.log_artifact(run_id, str(path))
+    mlflow_client.set_terminated(run_id)
+    return run_id
+
+
+def describe_fits(experiment: str, run_ids: list[str], text: str, tracking_uri: str | None = None) -> None:
+    """Tags the experiment so that the UI opens on its runs, and writes the last fit into its description.
+
+    The part between the two markers is replaced; what others wrote there stays.
+    """
+    mlflow_client = client(tracking_uri)
+    found = mlflow_client.get_experiment_by_name(experiment)
+    begin, end = "<!-- fit -->", "<!-- /fit -->"
+    before, _, rest = found.tags.get("mlflow.note.content", "").partition(begin)
+    after = rest.partition(end)[2]
+    quoted = ",".join(f'"{run_id}"' for run_id in run_ids)
+    link = urllib.parse.quote(f'runs=[{quoted}]&experiments=["{found.experiment_id}"]', safe="=&")
+    block = f"{begin}\n## Last fit\n\n[Compare the fits](#/compare-runs?{link})\n\n```\n{text}\n```\n{end}"
+    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.experimentKind", "custom_model_development")
+    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.note.content", before + block + after)

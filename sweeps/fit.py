@@ -1,0 +1,203 @@
+"""Fits scaling to a table of runs: exponents, size, tokens and loss at target budgets, with intervals.
+
+Examples:
+  python -m sweeps.fit --runs mlflow:demo --budget 1.2e13 --mlflow
+  python -m sweeps.fit --runs runs.csv --approach parametric --columns.n params --columns.d tokens --json fit.json
+  python -m sweeps.fit --runs grid.csv --approach isoflop --near all --where 'experiment == "llama_3"' --budget 3.8e25
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sweeps.fit_report import FitReport, result_metrics
+from sweeps.records import KIND, describe_fits, log_run, read_runs
+from sweeps.scaling.analysis import APPROACHES, analyse
+from sweeps.scaling.isoflop import NEAREST
+from sweeps.scaling.table import RunTable
+
+DEFAULT_REACH = 4.0
+
+
+def fit_experiment(
+    runs: str | RunTable,
+    approach: str = "all",
+    budgets: Sequence[float] = (),
+    bootstrap: int = 1000,
+    seed: int = 0,
+    near: int | None = NEAREST,
+    max_excess: float | None = None,
+    noise_sd: float | None = None,
+    columns: Mapping[str, str | None] | None = None,
+    where: str | None = None,
+    mlflow_experiment: str | None = None,
+    parent_run_id: str | None = None,
+    tracking_uri: str | None = None,
+) -> FitReport:
+    """Reads runs, fits, and logs the fit when asked to: what the command line does, for other programs.
+
+    Args:
+        runs: `mlflow:EXPERIMENT`, a CSV file, or a table.
+        approach: `isoflop`, `parametric` or `all`.
+        budgets: target FLOPs; empty means 4 times the largest swept budget.
+        bootstrap: replicates; 0 gives no intervals.
+        seed: of starts and resampling.
+        near: points per parabola nearest the lowest; None takes all.
+        max_excess: approach 3 leaves out runs whose loss is further (relative) above their budget's lowest.
+        noise_sd: known sd of ln loss of one run; None estimates it.
+        columns, where: see `records.read_runs`.
+        mlflow_experiment: log each approach's fit as a run of this experiment.
+        parent_run_id: read only this sweep's cells, and nest the fit runs under it.
+        tracking_uri: of MLflow; None takes MLFLOW_TRACKING_URI, else sqlite:///mlflow.db.
+
+    Returns:
+        A report; `report.best` is the preferred result, `report.text()` the printed table.
+
+    Raises:
+        ValueError: bad input, in one line. FitError (a ValueError): no approach can answer, with each reason.
+    """
+    if isinstance(runs, RunTable):
+        table, source = runs, "run table"
+    else:
+        table, source = read_runs(runs, columns, where, tracking_uri, parent_run_id), runs
+    names = APPROACHES if approach == "all" else (approach,)
+    targets = list(budgets) or [DEFAULT_REACH * float(table.budgets.max())] if len(table) else []
+    analysis = analyse(
+        table, names, targets, bootstrap=bootstrap, seed=seed, near=near, max_excess=max_excess, noise_sd=noise_sd
+    )
+    report = FitReport(source, analysis, bootstrap, {})
+    if not analysis.results:
+        analysis.best  # noqa: B018  raises with every reason
+    if mlflow_experiment is not None:
+        report.mlflow_run_ids.update(log_fit(report, mlflow_experiment, parent_run_id, tracking_uri))
+    return report
+
+
+def log_fit(
+    report: FitReport, experiment: str, parent_run_id: str | None = None, tracking_uri: str | None = None
+) -> dict[str, str]:
+    """Logs each approach as its own MLflow run (kind `fit`), for the UI to compare; returns run ids by approach."""
+    from sweeps.plots import plot_all
+
+    table = report.analysis.table
+    ids: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = plot_all(report.analysis, Path(folder))
+        numbers = Path(folder) / "fit.json"
+        numbers.write_text(json.dumps(report.as_dict(), indent=1))
+        for name, result in report.analysis.results.items():
+            params = {
+                "approach": name,
+                "flops_convention": table.convention,
+                "n_convention": table.n_convention,
+                "n_runs": len(table),
+                "n_excluded": len(table.excluded),
+                "budgets": " ".join(f"{b:g}" for b in table.budgets),
+                "bootstrap": report.bootstrap,
+                "scheme": result.replicates.scheme if result.replicates else "none",
+                "source": report.source,
+                "flags": "; ".join(result.flags) or "none",
+                "verdict": report.analysis.verdict,
+            }
+            ids[name] = log_run(
+                experiment, f"fit-{name}", {KIND: "fit"}, params, result_metrics(result), [*files, numbers],
+                parent_run_id, tracking_uri, f"```\n{report.text()}\n```",
+            )  # fmt: skip
+    describe_fits(experiment, list(ids.values()), report.text(), tracking_uri)
+    return ids
+
+
+def parser() -> argparse.ArgumentParser:
+    """Command line of `python -m sweeps.fit`."""
+    description, _, examples = (__doc__ or "").partition("Examples:")
+    p = argparse.ArgumentParser(
+        "python -m sweeps.fit",
+        description=description,
+        epilog="Examples:" + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_arguments(p)
+    p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write every number here as JSON")
+    p.add_argument("--plots", type=Path, metavar="DIR", help="write isoflop.png and scaling.png here")
+    p.add_argument("--mlflow", action="store_true", help="log the fit to the experiment the runs came from")
+    return p
+
+
+def add_run_arguments(p: argparse.ArgumentParser) -> None:
+    """Options that `sweeps.fit` and `sweeps.forecast` share: which runs, and how to fit them."""
+    p.add_argument("--runs", required=True, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
+    p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"])
+    for key, meaning in (
+        ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),
+        ("budget", "IsoFLOP budget (without it: grouped by FLOPs)"), ("run", "name of the run"),
+    ):  # fmt: skip
+        p.add_argument(f"--columns.{key}", metavar="NAME", help=f"column of {meaning}")
+    p.add_argument("--where", metavar="EXPR", help="keep rows for which this holds, e.g. 'd_model > 32 and seed == 0'")
+    p.add_argument("--sweep", metavar="RUN_ID", help="only cells of this sweep (its MLflow parent run)")
+    p.add_argument("--near", default=str(NEAREST), metavar="K|all", help="points per parabola (default %(default)s)")
+    p.add_argument("--max-excess", type=float, metavar="SHARE", help="parametric: drop runs this far above the minimum")
+    p.add_argument("--noise-sd", type=float, metavar="SD", help="known sd of ln loss of one run; else estimated")
+    p.add_argument("--bootstrap", type=int, default=1000, metavar="K", help="replicates (default %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of starts and resampling (default %(default)s)")
+    p.add_argument("--tracking-uri", metavar="URI", help="MLflow; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
+
+
+def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], log: bool) -> FitReport:
+    """Runs `fit_experiment` on parsed options.
+
+    Raises:
+        ValueError: as `fit_experiment`, and for options that do not go together.
+    """
+    options: dict[str, Any] = vars(arguments)
+    source: str = arguments.runs
+    if log and not source.startswith("mlflow:"):
+        raise ValueError("--mlflow needs --runs mlflow:EXPERIMENT: a CSV has no experiment to log to")
+    if arguments.near != "all" and not (arguments.near.isdigit() and int(arguments.near) >= 3):
+        raise ValueError(f"--near is {arguments.near!r}; give a number of points from 3, or all")
+    return fit_experiment(
+        source,
+        arguments.approach,
+        budgets,
+        arguments.bootstrap,
+        arguments.seed,
+        None if arguments.near == "all" else int(arguments.near),
+        arguments.max_excess,
+        arguments.noise_sd,
+        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run")},
+        arguments.where,
+        source.removeprefix("mlflow:") if log else None,
+        arguments.sweep,
+        arguments.tracking_uri,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 with a fit, 2 with one line on stderr."""
+    arguments = parser().parse_args(argv)
+    try:
+        report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(report.text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report.as_dict(), indent=1))
+        print(f"numbers: {arguments.json}")
+    if arguments.plots:
+        from sweeps.plots import plot_all
+
+        print("figures: " + ", ".join(str(path) for path in plot_all(report.analysis, arguments.plots)))
+    for name, run_id in report.mlflow_run_ids.items():
+        print(f"MLflow run of {name}: {run_id}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""A fit as text, as plain values for JSON, and as MLflow metrics. No fitting here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
+from sweeps.scaling.bootstrap import Interval
+
+MAX_EXCLUDED_LINES = 12
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What `fit_experiment` hands back.
+
+    Attributes:
+        source: where the runs came from, as given.
+        analysis: fits, intervals, holdout errors, decisions, verdict.
+        bootstrap: replicates asked for.
+        mlflow_run_ids: by approach, when the fit was logged.
+    """
+
+    source: str
+    analysis: Analysis
+    bootstrap: int
+    mlflow_run_ids: dict[str, str]
+
+    @property
+    def best(self) -> Result:
+        """The preferred approach's result."""
+        return self.analysis.best
+
+    def text(self) -> str:
+        """The short table the command prints."""
+        return "\n".join([*_head(self), "", *_exponents(self), "", *_decisions(self), *_notes(self)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; NaN becomes None."""
+        analysis = self.analysis
+        table = analysis.table
+        return _plain(
+            {
+                "source": self.source,
+                "n_runs": len(table),
+                "budgets_flops": [float(b) for b in table.budgets] if len(table) else [],
+                "flops_convention": table.convention,
+                "n_convention": table.n_convention,
+                "bootstrap": self.bootstrap,
+                "results": {name: result_dict(result) for name, result in analysis.results.items()},
+                "refused": analysis.refused,
+                "preferred": analysis.best.approach if analysis.results else None,
+                "minima": [
+                    {"budget": m.budget, "n_opt": m.n_opt, "d_opt": m.d_opt, "loss": m.loss, "refused": m.reason}
+                    for m in analysis.minima
+                ],
+                "excluded": [{"run": e.run, "reason": e.reason} for e in table.excluded],
+                "verdict": analysis.verdict,
+                "note": NOTE,
+            }
+        )
+
+
+def result_dict(result: Result) -> dict[str, Any]:
+    """One approach's numbers, nested."""
+    last = result.holdout.last
+    return {
+        "a": result.a,
+        "a_interval": _ends(result.a_interval),
+        "b": result.b,
+        "b_interval": _ends(result.b_interval),
+        "e": result.e,
+        "e_interval": _ends(result.e_interval),
+        "parameters": _parameters(result),
+        "scheme": result.replicates.scheme if result.replicates else None,
+        "holdout_error": last.error if last else None,
+        "holdout": [
+            {
+                "budget": p.budget,
+                "predicted": p.predicted,
+                "measured": p.measured,
+                "error": p.error,
+                "n_ratio": p.n_ratio,
+            }
+            for p in result.holdout.points
+        ],
+        "decisions": [_decision_dict(d) for d in result.decisions],
+        "flags": list(result.flags),
+    }
+
+
+def result_metrics(result: Result) -> dict[str, float]:
+    """One approach's numbers as MLflow metrics: names short enough to be columns; only finite values.
+
+    The decision's names (n_opt, d_opt, loss_pred and their ends) are of the first target budget.
+    """
+    metrics = {
+        "a": result.a, "a_lo": result.a_interval.low, "a_hi": result.a_interval.high,
+        "b": result.b, "b_lo": result.b_interval.low, "b_hi": result.b_interval.high,
+        "e": result.e, "e_lo": result.e_interval.low, "e_hi": result.e_interval.high,
+    }  # fmt: skip
+    if result.holdout.last is not None:
+        metrics |= {"holdout_err": result.holdout.last.error, "holdout_size": result.holdout.relative_error}
+    if result.decisions:
+        d = result.decisions[0]
+        metrics |= {
+            "budget": d.budget, "n_opt": d.n_opt, "n_lo": d.n_interval.low, "n_hi": d.n_interval.high,
+            "d_opt": d.d_opt, "d_lo": d.d_interval.low, "d_hi": d.d_interval.high,
+            "loss_pred": d.loss, "loss_lo": d.loss_interval.low, "loss_hi": d.loss_interval.high,
+        }  # fmt: skip
+    metrics |= {k: v for k, v in _parameters(result).items() if isinstance(v, float)}
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _parameters(result: Result) -> dict[str, Any]:
+    from sweeps.scaling.analysis import Surface
+
+    if isinstance(result.model, Surface):
+        fit = result.model.fit
+        return {
+            "A": fit.a_coef, "B": fit.b_coef, "E": fit.e, "alpha": fit.alpha, "beta": fit.beta,
+            "objective": fit.objective, "gradient": fit.gradient,
+        }  # fmt: skip
+    fit2 = result.model
+    return {
+        "k_n": math.exp(fit2.n_line.log_coefficient),
+        "k_d": math.exp(fit2.d_line.log_coefficient),
+        "loss_gamma": fit2.loss_law.gamma,
+        "loss_form": fit2.loss_law.form,
+        "curvature": fit2.curvature,
+    }
+
+
+def _decision_dict(decision: Decision) -> dict[str, Any]:
+    return {
+        "budget": decision.budget,
+        "n_opt": decision.n_opt,
+        "n_interval": _ends(decision.n_interval),
+        "d_opt": decision.d_opt,
+        "d_interval": _ends(decision.d_interval),
+        "loss": decision.loss,
+        "loss_interval": _ends(decision.loss_interval),
+        "holdout_error_at_budget": decision.holdout_error,
+    }
+
+
+def _ends(interval: Interval) -> list[float]:
+    return [interval.low, interval.high]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+# Text
+
+
+def quantity(value: float, digits: int = 3) -> str:
+    """143,000 -> 143k; 2.35e9 -> 2.35B: as parameters and tokens are spoken of."""
+    if not math.isfinite(value):
+        return "-"
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.{digits}g}{letter}" if value < 999.5 * size else f"{value / size:.0f}{letter}"
+    return f"{value:.{digits}g}"
+
+
+def _span(interval: Interval, show: Any) -> str:
+    return "" if math.isnan(interval.low) else f" [{show(interval.low)}, {show(interval.high)}]"
+
+
+def _head(report: FitReport) -> list[str]:
+    table = report.analysis.table
+    if not len(table):
+        return [f"{report.source}: no usable runs"]
+    budgets = table.budgets
+    grid = f"{len(budgets)} budgets from {budgets.min():.3g} to {budgets.max():.3g} FLOPs"
+    return [
+        f"{report.source}: {len(table)} runs, {grid}",
+        f"FLOPs counted as: {table.convention}; N as: {table.n_convention}; intervals are 95%. {NOTE}",
+    ]
+
+
+def _exponents(report: FitReport) -> list[str]:
+    rows = [("approach", "a (N* ~ C^a)", "b (D* ~ C^b)", "E, nats", "holdout error")]
+    for name, r in report.analysis.results.items():
+        last = r.holdout.last
+        rows.append(
+            (
+                name,
+                f"{r.a:.3f}{_span(r.a_interval, lambda v: f'{v:.3f}')}",
+                f"{r.b:.3f}{_span(r.b_interval, lambda v: f'{v:.3f}')}",
+                f"{r.e:.3f}{_span(r.e_interval, lambda v: f'{v:.3f}')}" if r.e else "not in the form",
+                f"{last.error:+.2%}" if last else "-",
+            )
+        )
+    return _columns(rows) + [f"{name} refused: {why}" for name, why in report.analysis.refused.items()]
+
+
+def _decisions(report: FitReport) -> list[str]:
+    rows = [("budget", "approach", "N*", "D*", "tokens/param", "loss at the optimum")]
+    for name, result in report.analysis.results.items():
+        rows += [
+            (
+                f"{d.budget:.3g}",
+                name,
+                quantity(d.n_opt) + _span(d.n_interval, quantity),
+                quantity(d.d_opt) + _span(d.d_interval, quantity),
+                f"{d.d_opt / d.n_opt:.1f}",
+                f"{d.loss:.3f}{_span(d.loss_interval, lambda v: f'{v:.3f}')}",
+            )
+            for d in result.decisions
+        ]
+    return _columns(rows) if len(rows) > 1 else []
+
+
+def _notes(report: FitReport) -> list[str]:
+    lines = [f"{name}: {flag}" for name, result in report.analysis.results.items() for flag in result.flags]
+    excluded = report.analysis.table.excluded
+    if excluded:
+        lines.append(f"excluded {len(excluded)} rows:")
+        lines += [f"  {e.run}: {e.reason}" for e in excluded[:MAX_EXCLUDED_LINES]]
+        if len(excluded) > MAX_EXCLUDED_LINES:
+            lines.append(f"  and {len(excluded) - MAX_EXCLUDED_LINES} more (--json lists all)")
+    return ["", *lines, f"verdict: {report.analysis.verdict}"]
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
