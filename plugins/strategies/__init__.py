@@ -1,7 +1,6 @@
 """Ways to spread training over processes, one checkpoint format for all of them, and their names for the command line.
 
-    from plugins.strategies import register
-    register()                          # then Trainer(strategy="fsdp"), or --trainer.strategy fsdp
+Call register() once, then Trainer(strategy="fsdp") or --trainer.strategy fsdp.
 """
 
 from __future__ import annotations

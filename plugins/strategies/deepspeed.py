@@ -87,7 +87,7 @@ class ZeRO(Portable, DeepSpeedStrategy):
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
         if type(plugin) is DeepSpeedPrecision:
-            plugin = _ZeROPrecision(plugin.precision)
+            plugin = _ZeROPrecision(plugin.precision)  # type: ignore[arg-type]
         DeepSpeedStrategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
 
     def setup_environment(self) -> None:
@@ -113,8 +113,8 @@ class ZeRO(Portable, DeepSpeedStrategy):
 
     def _format_config(self) -> None:
         assert isinstance(self.config, dict)
-        overlap = self._overlap_comm
-        self.config["zero_optimization"]["overlap_comm"] = self.root_device.type == "cuda" if overlap is None else overlap
+        if self._overlap_comm is None:
+            self.config["zero_optimization"]["overlap_comm"] = self.root_device.type == "cuda"
         # Lightning divides the loss by the accumulation count; with 1 here DeepSpeed does not do it again, and the
         # last micro-batch is announced by before_last_micro_batch.
         self.config["gradient_accumulation_steps"] = 1
@@ -187,20 +187,22 @@ class _AutocastRedirection(_ForwardRedirection):
         super().__init__()
         self.strategy = strategy
 
-    def __call__(self, wrapper: nn.Module, module: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, wrapper_module: nn.Module, original_module: Any, method_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
         if self.strategy.precision_plugin.precision != "bf16-mixed":
-            return super().__call__(wrapper, module, method_name, *args, **kwargs)
-        method: Callable[..., Any] = getattr(module, method_name)
+            return super().__call__(wrapper_module, original_module, method_name, *args, **kwargs)
+        method: Callable[..., Any] = getattr(original_module, method_name)
 
         def under_autocast(*inner_args: Any, **inner_kwargs: Any) -> Any:
             with torch.autocast(self.strategy.root_device.type, dtype=torch.bfloat16, cache_enabled=False):
                 return method(*inner_args, **inner_kwargs)
 
-        object.__setattr__(module, method_name, under_autocast)
+        object.__setattr__(original_module, method_name, under_autocast)
         try:
-            return super().__call__(wrapper, module, method_name, *args, **kwargs)
+            return super().__call__(wrapper_module, original_module, method_name, *args, **kwargs)
         finally:
-            object.__delattr__(module, method_name)
+            object.__delattr__(original_module, method_name)
 
 
 def _use_gloo_only() -> None:

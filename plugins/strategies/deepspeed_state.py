@@ -167,7 +167,7 @@ def _create_states(module: nn.Module, zero: Any, keys: dict[str, dict], scalars:
             zero.optimizer.state[flat] = flat_state
 
 
-def _set_whole(zero: Any, parameter: nn.Parameter, whole: Tensor, optim_key: str | None) -> None:
+def _set_whole(zero: Any, parameter: Any, whole: Tensor, optim_key: str | None) -> None:
     """Copy this rank's part of a whole fp32 tensor into the flat partition of weights or of one optimizer state."""
     if not is_stage_3(zero):
         if not hasattr(parameter, "_hp_mapping"):  # frozen

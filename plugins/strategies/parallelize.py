@@ -36,7 +36,7 @@ def parallelize(
         # Inputs keep their dtype: rotary tables handed to a block must not be rounded to bf16.
         cast_forward_inputs=False,
     )
-    for block in model.blocks:
+    for block in model.get_submodule("blocks").children():
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model

@@ -26,13 +26,16 @@ from plugins.strategies.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.strategies import Strategy as _Base
+else:
+    _Base = object
 
 Guard = Callable[[Tensor, Any], bool]
 
 _PRECISIONS = ("32-true", "bf16-mixed")
 
 
-class Portable:
+class Portable(_Base):
     """Mixin before a Lightning strategy.
 
     Attributes:
@@ -60,17 +63,17 @@ class Portable:
         return model
 
     def setup_environment(self) -> None:
-        super().setup_environment()  # type: ignore[misc]
+        super().setup_environment()
         destroy_process_group_at_exit()
 
     def setup(self, trainer: Trainer) -> None:
-        precision = self.precision_plugin.precision  # type: ignore[attr-defined]
+        precision = self.precision_plugin.precision
         if precision not in _PRECISIONS:
             raise ValueError(
-                f"trainer.precision {precision} is not supported by {type(self).__name__}: use {' or '.join(_PRECISIONS)} "
-                "(weights and optimizer state stay fp32)"
+                f"trainer.precision {precision} is not supported by {type(self).__name__}; "
+                f"use {' or '.join(_PRECISIONS)} (weights and optimizer state stay fp32)"
             )
-        super().setup(trainer)  # type: ignore[misc]
+        super().setup(trainer)
 
     # One optimizer step ---------------------------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class Portable:
             self.skipped_steps += 1
             self.discard_gradients(optimizer)
             return result
-        return super().optimizer_step(optimizer, lambda: result, model, **kwargs)  # type: ignore[misc]
+        return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
     def before_last_micro_batch(self) -> None:
         """Called before the backward pass whose gradients the optimizer will use."""
@@ -114,12 +117,12 @@ class Portable:
         if not self.guards:
             return False
         decisions = [guard(norm, result) for guard in self.guards]  # all of them: guards may keep statistics
-        return self.reduce_boolean_decision(any(decisions), all=False)  # type: ignore[attr-defined]
+        return self.reduce_boolean_decision(any(decisions), all=False)
 
     def setup_precision_plugin(self) -> None:
-        super().setup_precision_plugin()  # type: ignore[misc]
+        super().setup_precision_plugin()
         # Where Lightning would compute the norm a second time (or cannot: DTensors), clip by the one already known.
-        self.precision_plugin.clip_gradients = self.clip_gradients  # type: ignore[attr-defined]
+        self.precision_plugin.clip_gradients = self.clip_gradients  # type: ignore[method-assign]
 
     def clip_gradients(
         self,
@@ -131,7 +134,7 @@ class Portable:
         if clip_val <= 0:
             return
         if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
-            Precision.clip_grad_by_value(self.precision_plugin, optimizer, clip_val)  # type: ignore[attr-defined]
+            Precision.clip_grad_by_value(self.precision_plugin, optimizer, clip_val)
             return
         assert self.grad_norm is not None
         gradients.clip_to_norm(gradients.optimized_parameters(optimizer), clip_val, self.grad_norm)
@@ -182,8 +185,7 @@ class Portable:
             CheckpointError: on all ranks; the checkpoint is incomplete, damaged, or of another model or optimizer.
         """
         reader = checkpoint_io.Reader(Path(checkpoint_path))
-        assert self.lightning_module is not None  # type: ignore[attr-defined]
-        module = self.lightning_module  # type: ignore[attr-defined]
+        module = self._module()
         reader.together(lambda: state.check_model(module, reader.metadata, module.strict_loading))
         fitting = module.trainer.state.fn == TrainerFn.FITTING
         if fitting and "optimizer" not in reader.rest:
@@ -192,30 +194,34 @@ class Portable:
         return {"state_dict": {}, **reader.rest}
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        if self.is_global_zero:  # type: ignore[attr-defined]
+        if self.is_global_zero:
             checkpoint.remove(Path(filepath))
 
     def collect(self, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         """(tensors by key, the optimizer's other state) as this rank holds them. Collective."""
-        tensors = state.model_tensors(self.lightning_module)  # type: ignore[attr-defined]
-        if not with_optimizer or not self.optimizers:  # type: ignore[has-type]
+        module = self._module()
+        tensors = state.model_tensors(module)
+        if not with_optimizer or not self.optimizers:
             return tensors, None
-        (optimizer,) = self.optimizers  # type: ignore[has-type]
-        module = self.lightning_module  # type: ignore[attr-defined]
+        (optimizer,) = self.optimizers
         moments, scalars = state.optimizer_tensors(module, optimizer)
         return tensors | moments, state.describe_optimizer(state.group_names(module, optimizer), optimizer, scalars)
 
     def restore(self, reader: checkpoint_io.Reader, with_optimizer: bool) -> None:
         """Copy a checkpoint's tensors into this rank's part of model and optimizer. Collective."""
-        module = self.lightning_module  # type: ignore[attr-defined]
+        module = self._module()
         tensors = state.model_tensors(module)
         if with_optimizer:
-            (optimizer,) = self.optimizers  # type: ignore[has-type]
+            (optimizer,) = self.optimizers
             saved = reader.rest["optimizer"]
             reader.together(lambda: state.check_optimizer(saved, optimizer, state.group_names(module, optimizer)))
             tensors |= state.empty_optimizer_state(module, optimizer, reader.metadata, saved["scalars"])
             report_differences(state.restore_groups(saved, optimizer))
         reader.load(tensors)
+
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
 
 
 def report_differences(differences: list[str]) -> None:

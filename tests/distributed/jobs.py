@@ -1,0 +1,143 @@
+"""What the processes of a test do; each function runs on every rank and returns plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+from plugins.strategies.deepspeed import ZeRO
+from tests.distributed.scenario import CONFIG, Layout, Model, SaveAt, build_trainer, fit, shapes, snapshot
+
+STEPS, SAVED_STEP = 20, 10
+SKIP_STEPS, SKIPPED = 5, 2
+
+
+def train_and_resume(layout: Layout, folder: Path) -> dict[str, Any]:
+    """Everything that is compared between layouts, in one launch.
+
+    Leaves a checkpoint of step SAVED_STEP in folder / layout.name.
+    """
+    return {
+        "whole": whole_run(layout, folder / layout.name),
+        "resumed": resume(layout, folder / layout.name),
+        "skip": run_with_skip(layout),
+        "tied": tied_run(layout, folder / f"{layout.name}-tied"),
+        "bf16": bf16_run(layout),
+    }
+
+
+def curve(module: Model) -> dict[str, Any]:
+    return {"losses": module.losses, "norms": module.norms}
+
+
+def whole_run(layout: Layout, path: Path) -> dict[str, Any]:
+    module = Model()
+    fit(build_trainer(layout, STEPS, callbacks=[SaveAt(SAVED_STEP, path)]), module)
+    return {**curve(module), "shapes": shapes(module)}
+
+
+def resume(layout: Layout, path: Path) -> dict[str, Any]:
+    return curve(fit(build_trainer(layout, STEPS), Model(), path))
+
+
+def resume_each(layout: Layout, paths: list[Path]) -> list[dict[str, Any]]:
+    return [resume(layout, path) for path in paths]
+
+
+def tied_run(layout: Layout, path: Path) -> dict[str, Any]:
+    """Embedding and head share a matrix; saved half way and resumed."""
+    config = dataclasses.replace(CONFIG, tie_embeddings=True)
+    whole = fit(build_trainer(layout, 4, callbacks=[SaveAt(2, path)]), Model(config))
+    return {**curve(whole), "resumed": curve(fit(build_trainer(layout, 4), Model(config), path))}
+
+
+def bf16_run(layout: Layout) -> dict[str, Any]:
+    """bf16-mixed; also the dtypes that would go into a checkpoint."""
+    trainer, module = build_trainer(layout, 6, precision="bf16-mixed", callbacks=[dtypes := Dtypes()]), Model()
+    fit(trainer, module)
+    return {**curve(module), "dtypes": dtypes.seen}
+
+
+class Dtypes(Callback):
+    """Notes the dtypes a checkpoint of the last step would hold."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == trainer.max_steps:
+            tensors, _ = trainer.strategy.collect(with_optimizer=True)
+            self.seen = sorted({str(tensor.dtype) for tensor in tensors.values()})
+
+
+def run_with_skip(layout: Layout) -> dict[str, Any]:
+    """A guard on the last rank alone rejects step SKIPPED; state is hashed after each step."""
+    watch = Watch()
+    trainer, module = build_trainer(layout, SKIP_STEPS, callbacks=[watch]), Model()
+    fit(trainer, module)
+    return {**curve(module), "states": watch.states, "skipped": trainer.strategy.skipped_steps, "asked": watch.asked}
+
+
+class Watch(Callback):
+    """Guard and witness of run_with_skip."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, str]] = []
+        self.asked: list[float] = []
+
+    def on_fit_start(self, trainer, module):
+        last = trainer.global_rank == trainer.world_size - 1
+
+        def guard(norm: torch.Tensor, loss: Any) -> bool:
+            self.asked.append(float(norm))
+            return last and trainer.global_step == SKIPPED
+
+        trainer.strategy.guards.append(guard)
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.states.append(snapshot(trainer.strategy))
+
+
+def last_window_is_short(layout: Layout) -> dict[str, Any]:
+    """An epoch of 3 micro-batches with accumulation 2: Lightning steps on the last one alone."""
+    trainer, module = build_trainer(layout, -1, limit_train_batches=3), Model()
+    trainer.fit_loop.max_epochs = 1
+    fit(trainer, module)
+    optimizer = trainer.strategy.optimizers[0]
+    inner = optimizer.optimizer if isinstance(trainer.strategy, ZeRO) else optimizer
+    steps = {float(state["step"]) for state in inner.state.values()}
+    return {"global_step": trainer.global_step, "optimizer_steps": steps}
+
+
+def failing_save(layout: Layout, folder: Path) -> str:
+    """The last rank cannot write; every rank must see the same error."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1:
+        dcp.FileSystemWriter.write_data = fail  # type: ignore[method-assign]
+
+    class Break(SaveAt):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_rank == trainer.world_size - 1:
+                dcp.FileSystemWriter.write_data = fail  # type: ignore[method-assign]
+            super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+
+    try:
+        fit(build_trainer(layout, 2, callbacks=[Break(1, folder / "step-00000001")]), Model())
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def failing_load(layout: Layout, path: Path) -> str:
+    try:
+        resume(layout, path)
+    except ValueError as error:
+        return str(error)
+    return "no error"

@@ -1,0 +1,135 @@
+"""Every strategy trains the same model to the same losses, alone and after any change of strategy."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugins.strategies import checkpoint
+from tests.distributed import harness, jobs
+from tests.distributed.jobs import SAVED_STEP, SKIPPED, STEPS
+from tests.distributed.scenario import CLIP, LAYOUTS, SINGLE, Layout
+
+BY_NAME = {layout.name: layout for layout in LAYOUTS}
+EVERY = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+OTHERS = pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.name)
+
+# Each layout once as source and once as target.
+CROSSINGS = [
+    ("fsdp-2", "zero2-2"),
+    ("zero3-2", "ddp-2"),
+    ("hsdp-4", "single-1"),
+    ("single-1", "fsdp-4"),
+    ("ddp-2", "zero3-2"),
+    ("zero1-2", "hsdp-4"),
+    ("zero2-2", "fsdp-2"),
+    ("fsdp-4", "zero1-2"),
+]
+
+
+def assert_close(got: list[float], wanted: list[float], tolerance: float = 1e-5) -> None:
+    assert len(got) == len(wanted)
+    assert got == pytest.approx(wanted, rel=tolerance)
+
+
+@OTHERS
+def test_losses_and_norms_equal_one_process(runs, layout: Layout) -> None:
+    whole, reference = runs.result(layout)["whole"], runs.result(SINGLE)["whole"]
+    assert len(reference["losses"]) == STEPS
+    assert reference["losses"][0] != pytest.approx(reference["losses"][-1], rel=1e-3)
+    assert max(reference["norms"]) > CLIP  # clipping takes part
+    assert_close(whole["losses"], reference["losses"])
+    assert_close(whole["norms"], reference["norms"])
+    assert whole["shapes"] == reference["shapes"]
+
+
+@EVERY
+def test_every_rank_reports_the_same(runs, layout: Layout) -> None:
+    for rank in runs.ranks(layout)[1:]:
+        for part in ("whole", "resumed", "skip"):
+            assert rank[part]["norms"] == runs.result(layout)[part]["norms"]
+            assert rank[part]["losses"] == runs.result(layout)[part]["losses"]
+
+
+@EVERY
+def test_resume_continues_the_same_run(runs, layout: Layout) -> None:
+    whole, resumed = runs.result(layout)["whole"], runs.result(layout)["resumed"]
+    assert len(resumed["losses"]) == STEPS - SAVED_STEP
+    assert_close(resumed["losses"], whole["losses"][SAVED_STEP:])
+    assert_close(resumed["norms"], whole["norms"][SAVED_STEP:])
+
+
+@pytest.mark.parametrize(("source", "target"), CROSSINGS, ids=lambda name: name)
+def test_resume_under_another_strategy(runs, source: str, target: str) -> None:
+    layout = BY_NAME[target]
+    path = runs.checkpoint(BY_NAME[source])
+    resumed = harness.run(jobs.resume, layout.world_size, layout, path)[0]
+    reference = runs.result(SINGLE)["whole"]
+    assert_close(resumed["losses"], reference["losses"][SAVED_STEP:])
+    assert_close(resumed["norms"], reference["norms"][SAVED_STEP:])
+
+
+@pytest.mark.slow
+@EVERY
+def test_resume_from_every_strategy(runs, layout: Layout) -> None:
+    paths = [runs.checkpoint(source) for source in LAYOUTS]
+    resumed = harness.run(jobs.resume_each, layout.world_size, layout, paths, timeout_seconds=280)[0]
+    reference = runs.result(SINGLE)["whole"]
+    for source, result in zip(LAYOUTS, resumed, strict=True):
+        worst = max(
+            abs(got / wanted - 1)
+            for got, wanted in zip(result["losses"], reference["losses"][SAVED_STEP:], strict=True)
+        )
+        print(f"{source.name} -> {layout.name}: {worst:.1e}")
+        assert_close(result["losses"], reference["losses"][SAVED_STEP:])
+        assert_close(result["norms"], reference["norms"][SAVED_STEP:])
+
+
+@EVERY
+def test_a_skipped_step_changes_nothing(runs, layout: Layout) -> None:
+    skip, reference = runs.result(layout)["skip"], runs.result(SINGLE)["skip"]
+    states = skip["states"]
+    assert skip["skipped"] == 1
+    assert skip["asked"] == skip["norms"]
+    assert len(states[0]) > 30
+    assert states[SKIPPED] == states[SKIPPED - 1]  # weights, moments and step counts, bit for bit
+    for earlier, later in zip(states, states[1:], strict=False):
+        changed = {key for key in earlier if earlier[key] != later[key]}
+        assert changed == (set() if later is states[SKIPPED] else set(earlier))
+    assert_close(skip["losses"], reference["losses"])
+    assert_close(skip["norms"], reference["norms"])
+
+
+@EVERY
+def test_tied_embeddings(runs, layout: Layout) -> None:
+    tied, reference = runs.result(layout)["tied"], runs.result(SINGLE)["tied"]
+    assert_close(tied["losses"], reference["losses"])
+    assert_close(tied["norms"], reference["norms"])
+    assert_close(tied["resumed"]["losses"], reference["losses"][2:])
+
+
+@EVERY
+def test_bf16_mixed_follows_fp32_and_keeps_fp32_state(runs, layout: Layout) -> None:
+    bf16, reference = runs.result(layout)["bf16"], runs.result(SINGLE)["whole"]
+    assert bf16["losses"] != reference["losses"][:6]
+    assert_close(bf16["losses"], reference["losses"][:6], tolerance=3e-3)
+    assert_close(bf16["norms"], reference["norms"][:6], tolerance=5e-2)
+    assert bf16["dtypes"] == ["torch.float32"]
+
+
+@pytest.mark.parametrize("layout", [BY_NAME["ddp-2"], BY_NAME["fsdp-2"], BY_NAME["zero1-2"]], ids=lambda x: x.name)
+def test_checkpoint_keys_do_not_depend_on_the_strategy(runs, layout: Layout) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    def description(path):
+        entries = FileSystemReader(path).read_metadata().state_dict_metadata
+        return {key: (tuple(entry.size), entry.properties.dtype) for key, entry in entries.items()}
+
+    path = runs.checkpoint(layout)
+    assert description(path) == description(runs.checkpoint(SINGLE))
+    assert checkpoint.read_manifest(path)["step"] == SAVED_STEP
+
+
+@pytest.mark.parametrize("layout", [BY_NAME["ddp-2"], BY_NAME["zero2-2"]], ids=lambda x: x.name)
+def test_a_short_last_window_still_steps(layout: Layout) -> None:
+    result = harness.run(jobs.last_window_is_short, layout.world_size, layout)[0]
+    assert result == {"global_step": 2, "optimizer_steps": {2.0}}
