@@ -80,16 +80,17 @@ class PretrainCLI(LightningCLI):
         config.trainer.strategy = default_strategy(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
             config.trainer.max_steps = steps_for(config.tokens, config.data.global_batch_tokens)
-        if not self.config.get("subcommand") or _is_child_rank():
+        if not self.config.get("subcommand"):
             return
         run_dir = Path(config.trainer.default_root_dir)
-        if config.get("ckpt_path") is None:
-            if self.config.subcommand == "fit" and (run_dir / "config.yaml").exists():
-                raise ConfigError(
-                    f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
-                )
-        else:
-            config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
+        if config.get("ckpt_path") is not None:
+            # Only the first rank looks, and the strategy broadcasts what it found; the others' value is not used, but
+            # must not be the word "last", which Lightning would look up by itself.
+            config.ckpt_path = str(run_dir) if _is_child_rank() else find_checkpoint(config.ckpt_path, run_dir)
+        elif self.config.subcommand == "fit" and not _is_child_rank() and (run_dir / "config.yaml").exists():
+            raise ConfigError(
+                f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
+            )
 
 
 def _run_dir(runs_dir: str, name: str) -> str:
