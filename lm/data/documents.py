@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lm.data.files import DataError, sync
+from lm.data.files import DataError, sync, write_bytes
 from lm.data.shards import SPLITS
 from lm.data.sources import Document
 
@@ -44,6 +44,16 @@ class Report:
     def plain(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
+
+    def line(self) -> str:
+        """What was kept and dropped, for people."""
+        labels = {"duplicate": self.duplicate, "empty": self.empty, "not UTF-8": self.invalid_unicode}
+        labels["not text"] = self.not_text
+        dropped = ", ".join(f"{count:,} {label}" for label, count in labels.items() if count)
+        return (
+            f"{self.kept['train']:,} train and {self.kept['validation']:,} validation documents,"
+            f" {sum(self.kept_bytes.values()) / 1e6:.1f} MB; dropped: {dropped or 'none'}"
+        )
 
 
 def utf8_of(text: Any, report: Report) -> bytes | None:
@@ -133,7 +143,7 @@ def collect(
         for file in files.values():
             file.close()
     for split, target in targets.items():
-        target.ends_path.write_bytes(np.array(ends[split], dtype="<i8").tobytes())
+        write_bytes(target.ends_path, np.array(ends[split], dtype="<i8").tobytes())
     return report, own
 
 

@@ -164,9 +164,7 @@ class DataOrder:
         ValueError: a weight names an unknown source, or a source is shorter than one window.
     """
 
-    def __init__(
-        self, plan: DataPlan, source_tokens: Mapping[str, int], skipped: Iterable[Sequence[int]] = ()
-    ) -> None:
+    def __init__(self, plan: DataPlan, source_tokens: Mapping[str, int], skipped: Iterable[Sequence[int]] = ()) -> None:
         self.plan = plan
         self.source_names = tuple(source_tokens)
         self.skipped = merge_ranges(skipped)

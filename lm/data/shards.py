@@ -1,8 +1,8 @@
 """Token shards: flat little-endian ids with document ends beside them, and a manifest that describes a data folder.
 
-    DIR/manifest.json, DIR/tokenizer.json
-    DIR/<source>/<split>/shard-00000.bin    ids, uint16 or uint32; every document ends with the end-of-text id
-    DIR/<source>/<split>/shard-00000.ends   int64, position in the shard of each document's end-of-text id
+DIR/manifest.json, DIR/tokenizer.json
+DIR/<source>/<split>/shard-00000.bin    ids, uint16 or uint32; every document ends with the end-of-text id
+DIR/<source>/<split>/shard-00000.ends   int64, position in the shard of each document's end-of-text id
 """
 
 from __future__ import annotations

@@ -65,4 +65,3 @@ class WindowReader:
             "document_ids": torch.from_numpy(document_ids),
             "source": torch.from_numpy(source.astype(np.int64)),
         }
-

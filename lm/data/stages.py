@@ -1,0 +1,266 @@
+"""The stages of preparing data, in one folder: documents, tokenizer, shards, manifest. Each finishes before it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
+from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
+from lm.data.sources import SourceSpec, kind_of
+from lm.data.tokenizer import byte_lengths, encode_documents, end_of_text_id, load_tokenizer, train_tokenizer
+
+BATCH_BYTES = 2 << 20
+PROGRESS_SECONDS = 5.0
+
+Log = Callable[[str], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What to prepare.
+
+    Attributes:
+        sources: in the order of their indices; a text found in two counts for the earlier.
+        vocab_size: of the tokenizer, 257 to 200,000.
+        tokenizer_sample_bytes: most text the tokenizer is trained on, taken evenly from all train splits.
+        validation_fraction: share of documents (or groups) held out.
+        shard_tokens: a shard is closed after the document that reaches it.
+    """
+
+    sources: tuple[SourceSpec, ...]
+    vocab_size: int
+    tokenizer_sample_bytes: int = 64 << 20
+    validation_fraction: float = 0.01
+    shard_tokens: int = 1 << 27
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.sources]
+        if not names or len(set(names)) != len(names):
+            raise DataError("a data config needs at least one source, each with its own name")
+        if not 0 < self.validation_fraction < 1:
+            raise DataError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
+        if not 257 <= self.vocab_size <= 200_000:
+            raise DataError(f"tokenizer.vocab_size must be 257 to 200,000, got {self.vocab_size}")
+        if self.shard_tokens < 1 or self.tokenizer_sample_bytes < 1:
+            raise DataError("shard_tokens and tokenizer.sample_bytes must be positive")
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that decide the output's bytes."""
+        return {
+            "format": FORMAT_VERSION,
+            "tokenizers": importlib.metadata.version("tokenizers"),
+            "vocab_size": self.vocab_size,
+            "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
+            "validation_fraction": self.validation_fraction,
+            "shard_tokens": self.shard_tokens,
+            "sources": [
+                [spec.name, spec.kind, spec.licence, spec.options, kind_of(spec).identity(spec)]
+                for spec in self.sources
+            ],
+        }
+
+
+class Preparation:
+    """The stages, in one partial folder; `work/` in it holds what only later stages need."""
+
+    def __init__(self, config: PrepareConfig, identity: str, folder: Path, log: Log) -> None:
+        self.config, self.identity, self.folder, self.log = config, identity, folder, log
+        self.work = folder / "work"
+
+    def run(self) -> None:
+        """All stages; ends with a complete folder, still under its hidden name."""
+        if not self._is_complete():
+            self._start_or_resume()
+            reports = self.collect_all()
+            tokenizer_sha256 = self.make_tokenizer(reports)
+            splits = self.tokenize_all()
+            self.write_manifest(reports, tokenizer_sha256, splits)
+        # A kill while work/ goes leaves a folder that is complete all the same.
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _is_complete(self) -> bool:
+        manifest = self.folder / "manifest.json"
+        return manifest.is_file() and read_json(manifest)["config_sha256"] == self.identity
+
+    def _start_or_resume(self) -> None:
+        marker = self.work / "identity.json"
+        if self.folder.exists() and not (marker.is_file() and read_json(marker) == self.identity):
+            shutil.rmtree(self.folder)
+        self.work.mkdir(parents=True, exist_ok=True)
+        write_json(marker, self.identity)
+
+    # -- stage 1: documents
+
+    def collect_all(self) -> dict[str, dict[str, Any]]:
+        """Text files and report of each source."""
+        seen: set[bytes] = set()
+        reports = {}
+        for spec in self.config.sources:
+            reports[spec.name] = self._collect(spec, seen)
+        return reports
+
+    def _collect(self, spec: SourceSpec, seen: set[bytes]) -> dict[str, Any]:
+        folder = self.work / spec.name
+        done, digests = folder / "report.json", folder / "digests"
+        if done.is_file():
+            packed = digests.read_bytes()
+            seen.update(packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES))
+            self.log(f"{spec.name}: documents collected before")
+            return dict(read_json(done))
+        documents = _counted(kind_of(spec).documents(spec), f"{spec.name}: %s documents read", self.log)
+        report, own = collect(documents, folder, self.config.validation_fraction, seen)
+        require_both_splits(spec.name, report)
+        seen |= own
+        write_bytes(digests, b"".join(sorted(own)))
+        write_json(done, report.plain())
+        self.log(f"{spec.name}: {report.line()}")
+        return report.plain()
+
+    # -- stage 2: tokenizer
+
+    def make_tokenizer(self, reports: dict[str, dict[str, Any]]) -> str:
+        """Train tokenizer.json if it is not there yet; its sha256."""
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            tokenizer = train_tokenizer(self._sample(reports), self.config.vocab_size)
+            write_bytes(path, tokenizer.to_str(pretty=True).encode())
+            self.log(f"tokenizer: vocabulary of {self.config.vocab_size:,}")
+        return sha256_file(path)
+
+    def _sample(self, reports: dict[str, dict[str, Any]]) -> Iterator[str]:
+        """An even, deterministic choice of train documents, equal bytes a source where there are enough."""
+        share = self.config.tokenizer_sample_bytes // len(self.config.sources)
+        for spec in self.config.sources:
+            total = reports[spec.name]["kept_bytes"]["train"]
+            taken = 0
+            for text in TextFile(self.work / spec.name, "train").texts():
+                digest = hashlib.sha256(b"sample\x00" + text.encode()).digest()
+                size = len(text.encode())
+                if int.from_bytes(digest[:8], "little") < share / total * 2.0**64 and taken + size <= share:
+                    taken += size
+                    yield text
+
+    # -- stage 3: shards
+
+    def tokenize_all(self) -> dict[str, dict[str, Any]]:
+        """Shards of each source and split; rows of the manifest."""
+        return {
+            spec.name: {split: self._tokenize(spec.name, split) for split in SPLITS} for spec in self.config.sources
+        }
+
+    def _tokenize(self, name: str, split: str) -> dict[str, Any]:
+        target = self.folder / name / split
+        target.mkdir(parents=True, exist_ok=True)
+        progress = self.work / name / f"{split}.shards.json"
+        state: dict[str, Any] = {"complete": False, "utf8_bytes": 0, "shards": []}
+        if progress.is_file():
+            state = read_json(progress)
+        if not state["complete"]:
+            self._write_shards(name, split, state, progress)
+        rows = state["shards"]
+        tokens, documents = (sum(row[key] for row in rows) for key in ("tokens", "documents"))
+        return {"documents": documents, "tokens": tokens, "utf8_bytes": state["utf8_bytes"], "shards": rows}
+
+    def _write_shards(self, name: str, split: str, state: dict[str, Any], progress: Path) -> None:
+        dtype = ids_dtype(self.config.vocab_size)
+        first = sum(row["documents"] for row in state["shards"])
+        pending: list[NDArray[Any]] = []
+        pending_tokens, pending_bytes = 0, 0
+
+        def close() -> None:
+            row = write_shard(self.folder / name / split, len(state["shards"]), pending, dtype)
+            state["shards"].append(row)
+            state["utf8_bytes"] += pending_bytes
+            write_json(progress, state)
+            self.log(f"{name}/{split}: {row['file']}, {row['tokens']:,} tokens")
+
+        texts = _counted(TextFile(self.work / name, split).texts(first), f"{name}/{split}: %s documents", self.log)
+        for ids, size in self._encode(texts):
+            pending.append(ids)
+            pending_tokens, pending_bytes = pending_tokens + len(ids), pending_bytes + size
+            if pending_tokens >= self.config.shard_tokens:
+                close()
+                pending, pending_tokens, pending_bytes = [], 0, 0
+        if pending:
+            close()
+        state["complete"] = True
+        write_json(progress, state)
+
+    def _encode(self, texts: Iterator[str]) -> Iterator[tuple[NDArray[Any], int]]:
+        """(ids with end-of-text, UTF-8 bytes) of each text; checked to stand for exactly as many bytes."""
+        tokenizer = load_tokenizer(self.folder)
+        lengths, eot_id = byte_lengths(tokenizer), end_of_text_id(tokenizer)
+        for batch in _batches(texts):
+            for text, ids in zip(batch, encode_documents(tokenizer, batch), strict=True):
+                size = len(text.encode())
+                if int(lengths[ids].sum()) != size or int((ids == eot_id).sum()) != 1:
+                    raise DataError(f"the tokenizer lost text: {size} bytes became {int(lengths[ids].sum())}")
+                yield ids.astype(np.uint32), size
+
+    # -- stage 4: manifest
+
+    def write_manifest(
+        self, reports: dict[str, dict[str, Any]], tokenizer_sha256: str, splits: dict[str, dict[str, Any]]
+    ) -> None:
+        """manifest.json, last of all."""
+        hashes = [
+            [name, split, row["sha256"], row["ends_sha256"]]
+            for name, by_split in splits.items()
+            for split, rows in by_split.items()
+            for row in rows["shards"]
+        ]
+        content = {
+            "version": FORMAT_VERSION,
+            "config_sha256": self.identity,
+            "vocab_size": self.config.vocab_size,
+            "eot_id": end_of_text_id(load_tokenizer(self.folder)),
+            "dtype": ids_dtype(self.config.vocab_size).str,
+            "tokenizer_sha256": tokenizer_sha256,
+            "shards_sha256": sha256_json(hashes),
+            "sources": {
+                spec.name: {
+                    "kind": spec.kind,
+                    "licence": spec.licence,
+                    "report": reports[spec.name],
+                    "splits": splits[spec.name],
+                }
+                for spec in self.config.sources
+            },
+        }
+        write_json(self.folder / "manifest.json", content)
+
+
+def _counted(items: Iterator[T], line: str, log: Log) -> Iterator[T]:
+    """The items; every few seconds a log line with how many there were so far."""
+    due = time.monotonic() + PROGRESS_SECONDS
+    for number, item in enumerate(items, start=1):
+        yield item
+        if time.monotonic() >= due:
+            log(line % f"{number:,}")
+            due = time.monotonic() + PROGRESS_SECONDS
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Lists of texts of about 2 MB, or of one text that is longer."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
