@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,16 +77,7 @@ def result_dict(result: Result) -> dict[str, Any]:
         "parameters": _parameters(result),
         "scheme": result.replicates.scheme if result.replicates else None,
         "holdout_error": last.error if last else None,
-        "holdout": [
-            {
-                "budget": p.budget,
-                "predicted": p.predicted,
-                "measured": p.measured,
-                "error": p.error,
-                "n_ratio": p.n_ratio,
-            }
-            for p in result.holdout.points
-        ],
+        "holdout": [vars(point) for point in result.holdout.points],
         "decisions": [_decision_dict(d) for d in result.decisions],
         "flags": list(result.flags),
     }
@@ -182,7 +174,8 @@ def _head(report: FitReport) -> list[str]:
     if not len(table):
         return [f"{report.source}: no usable runs"]
     budgets = table.budgets
-    grid = f"{len(budgets)} budgets from {budgets.min():.3g} to {budgets.max():.3g} FLOPs"
+    many = f"{len(budgets)} budgets" if all(run.budget is not None for run in table.runs) else "no budget column,"
+    grid = f"{many} from {budgets.min():.3g} to {budgets.max():.3g} FLOPs"
     return [
         f"{report.source}: {len(table)} runs, {grid}",
         f"FLOPs counted as: {table.convention}; N as: {table.n_convention}; intervals are 95%. {NOTE}",
@@ -233,6 +226,6 @@ def _notes(report: FitReport) -> list[str]:
     return ["", *lines, f"verdict: {report.analysis.verdict}"]
 
 
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

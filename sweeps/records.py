@@ -6,18 +6,17 @@ newest finished one counts and the others are listed as excluded. Diverged, fail
 
 from __future__ import annotations
 
-import ast
 import csv
 import math
-import operator
 import os
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
+from sweeps.where import row_filter
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 PAGE = 1000
@@ -72,7 +71,7 @@ def read_csv(path: Path, columns: Mapping[str, str], where: str | None = None) -
         header = reader.fieldnames or []
         rows = [{key: parse(text) for key, text in row.items() if key is not None} for row in reader]
     names = _resolve(CSV_COLUMNS, columns, header, str(path))
-    keep = _filter(where)
+    keep = row_filter(where)
     runs, excluded = [], []
     for number, row in enumerate(rows):
         label = str(row[names["run"]]) if "run" in names else f"line {number + 2}"
@@ -133,69 +132,6 @@ def parse(text: str | None) -> object:
         return text
 
 
-# --where: a small, safe expression language
-
-
-_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-}
-
-
-def _filter(where: str | None) -> Callable[[Mapping[str, object]], bool]:
-    """Compiles `where`: column names, constants, comparisons, in, and, or, not. Nothing else is evaluated."""
-    if where is None:
-        return lambda row: True
-    try:
-        tree = ast.parse(where, mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"--where {where!r} is not an expression: {error.msg}") from None
-    return lambda row: bool(_evaluate(tree, row, where))
-
-
-def _evaluate(node: ast.expr, row: Mapping[str, object], where: str) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            if name not in row:
-                raise ValueError(f"--where {where!r}: no column {name!r}; columns are {', '.join(row)}")
-            return row[name]
-        case ast.Tuple(elts=items) | ast.List(elts=items):
-            return [_evaluate(item, row, where) for item in items]
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not _evaluate(operand, row, where)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, row, where)
-        case ast.BoolOp(op=ast.And(), values=values):
-            return all(_evaluate(value, row, where) for value in values)
-        case ast.BoolOp(values=values):
-            return any(_evaluate(value, row, where) for value in values)
-        case ast.Compare(left=left, ops=ops, comparators=comparators):
-            return _chain(_evaluate(left, row, where), ops, [_evaluate(c, row, where) for c in comparators], where)
-    raise ValueError(f"--where {where!r}: only columns, constants, comparisons, in, and, or, not are understood")
-
-
-def _chain(left: Any, ops: list[ast.cmpop], values: list[Any], where: str) -> bool:
-    for op, right in zip(ops, values, strict=True):
-        compare = _COMPARE.get(type(op))
-        if compare is None:
-            raise ValueError(f"--where {where!r}: this comparison is not understood")
-        try:
-            if not compare(left, right):
-                return False
-        except TypeError:
-            return False  # a missing value is neither above nor below anything
-        left = right
-    return True
-
-
 # MLflow
 
 
@@ -241,7 +177,7 @@ def read_mlflow(
 ) -> RunTable:
     """Cells of an MLflow experiment as a run table; see the module's description for what is excluded."""
     names = {**MLFLOW_COLUMNS, **(columns or {})}
-    keep = _filter(where)
+    keep = row_filter(where)
     cells: dict[str, list[tuple[Any, dict[str, object]]]] = {}
     query = f"tags.`{KIND}` = 'cell'"
     if parent_run_id:
@@ -340,3 +276,17 @@ def describe_fits(experiment: str, run_ids: list[str], text: str, tracking_uri: 
     block = f"{begin}\n## Last fit\n\n[Compare the fits](#/compare-runs?{link})\n\n```\n{text}\n```\n{end}"
     mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.experimentKind", "custom_model_development")
     mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.note.content", before + block + after)
+
+
+def add_to_run(
+    run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str], tracking_uri: str | None = None
+) -> None:
+    """Adds metrics and tags to a run that is already there."""
+    from mlflow.entities import Metric, RunTag
+
+    now = int(time.time() * 1000)
+    client(tracking_uri).log_batch(
+        run_id,
+        metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
+        tags=[RunTag(key, value) for key, value in tags.items()],
+    )

@@ -324,7 +324,8 @@ def _verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
         return "no approach gave an answer"
     if len(results) == 1:
         only = next(iter(results.values()))
-        return f"only {only.approach} gave an answer; nothing to check it against"
+        why = "the other was refused" if refused else "the other was not asked for"
+        return f"only {only.approach} gave an answer ({why}); nothing to check it against"
     iso, par = results["isoflop"], results["parametric"]
     best = min(results.values(), key=_preference)
     smaller = f"{best.approach} is preferred (holdout error {best.holdout.relative_error:.1%})"
