@@ -275,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(forecast.text())
     if forecast.mlflow_run_id:
         print(
-            f"  MLflow run {forecast.mlflow_run_id}; tag the training run scalewright.forecast_id={forecast.forecast_id}"
+            f"  MLflow run {forecast.mlflow_run_id}; tag the training run with"
+            f" scalewright.forecast_id={forecast.forecast_id}"
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(forecast), indent=1))
