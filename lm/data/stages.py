@@ -1,4 +1,4 @@
-"""The stages of preparing data, in one folder: documents, tokenizer, shards, manifest. Each finishes before it counts."""
+"""The stages of preparing data in one folder: documents, tokenizer, shards, manifest. Each finishes before it counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_spli
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
 from lm.data.sources import SourceSpec, kind_of
-from lm.data.tokenizer import byte_lengths, encode_documents, end_of_text_id, load_tokenizer, train_tokenizer
+from lm.data.tokenizer import (
+    SPLIT_PATTERN,
+    byte_lengths,
+    encode_documents,
+    end_of_text_id,
+    load_tokenizer,
+    train_tokenizer,
+)
 
 BATCH_BYTES = 2 << 20
 PROGRESS_SECONDS = 5.0
@@ -61,6 +68,7 @@ class PrepareConfig:
         return {
             "format": FORMAT_VERSION,
             "tokenizers": importlib.metadata.version("tokenizers"),
+            "split_pattern": SPLIT_PATTERN,
             "vocab_size": self.vocab_size,
             "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
             "validation_fraction": self.validation_fraction,
