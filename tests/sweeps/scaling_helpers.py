@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +64,14 @@ def llama_3() -> RunTable:
 
 def chinchilla(where: str | None = "excluded_by_epoch != 1") -> RunTable:
     return read_runs(str(published("chinchilla_epoch.csv")), where=where)
+
+
+@functools.cache
+def mlflow_store() -> str:
+    """Address of one real SQLite store for all tests of the process: making its tables takes seconds."""
+    folder = tempfile.TemporaryDirectory(prefix="scalewright-mlflow-")
+    _KEEP.append(folder)  # removed when the process ends
+    return f"sqlite:///{folder.name}/mlflow.db"
+
+
+_KEEP: list[tempfile.TemporaryDirectory[str]] = []

@@ -10,6 +10,7 @@ import pytest
 from sweeps import records
 from sweeps.records import read_runs
 from sweeps.where import row_filter
+from tests.sweeps.scaling_helpers import mlflow_store
 
 CSV = """id,params,tokens,loss,group,flag,budget
 a,1000,1e6,3.5,x,True,6e9
@@ -67,12 +68,12 @@ def test_missing_columns_and_files_are_named(csv_file: Path) -> None:
         read_runs("nothing.csv")
 
 
-# MLflow: one store for the whole module, starting it takes seconds
+# MLflow
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    uri = f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+def store() -> str:
+    uri = mlflow_store()
     client = records.client(uri)
     client.create_experiment("grid")
     cell(uri, "good", {"val_loss": 3.0})

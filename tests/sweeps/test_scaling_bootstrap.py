@@ -173,7 +173,7 @@ def test_near_minimum_leaves_far_cells_out() -> None:
 def test_coverage_of_small_sweeps(constants: tuple[float, ...]) -> None:
     """60 simulated sweeps of 20 runs: 95% intervals of N*, and of a run's loss at 3 times the largest budget."""
     law, target = surface(*constants), 1e20
-    e, a, b, alpha, beta = constants
+    _, a, b, alpha, beta = constants
 
     def best(c: float) -> float:
         return (alpha * a / (beta * b)) ** (1 / (alpha + beta)) * (c / 6) ** (beta / (alpha + beta))
