@@ -5,6 +5,7 @@ Every kind has an identity (plain values that change when its text may change) a
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import json
@@ -184,9 +185,11 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
                 )
             group = row.get(group_column) if group_column else None
             yield Document(row[column], None if group is None else str(group))
-    except (DataError, OSError, GeneratorExit):
+    except DataError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
         hint = "; kind: jsonl reads on past text that is not UTF-8" if path == "json" else ""
         line = (str(error).splitlines() or [""])[0]
         what = f"{type(error).__name__}: {line}{hint}"

@@ -1,4 +1,4 @@
-"""The stages of preparing data in one folder: documents, tokenizer, shards, manifest. Each finishes before it counts."""
+"""Preparing data in one folder, in stages that finish before they count: documents, tokenizer, shards, manifest."""
 
 from __future__ import annotations
 

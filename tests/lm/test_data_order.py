@@ -13,7 +13,10 @@ MIX = {"a": 0.5, "b": 0.3, "c": 0.2}
 T, G = 16, 16 * 8
 
 
-def make_order(stages=(Stage(0, T, MIX),), tokens=TOKENS, seed=3, skipped=()) -> DataOrder:
+ONE_STAGE = (Stage(0, T, MIX),)
+
+
+def make_order(stages=ONE_STAGE, tokens=TOKENS, seed=3, skipped=()) -> DataOrder:
     return DataOrder(DataPlan(seed, G, tuple(stages)), tokens, skipped)
 
 
@@ -206,7 +209,7 @@ def test_tokens_drawn_follow_from_the_plan() -> None:
         ([Stage(0, 2**20, {"c": 1})], "longer than the 5000 tokens of source 'c'"),
         (
             [Stage(0, 12, MIX)],
-            "global_batch_tokens 128 is not a multiple of sequence_length 12; the nearest that works",
+            "global_batch_tokens 128 is not a multiple of sequence_length 12; the nearest",
         ),
         ([Stage(0, T, {"a": -1})], "weights must be 0 or more"),
         ([Stage(0, T, {"a": 0})], "weights must be 0 or more with one above 0"),
