@@ -1,0 +1,38 @@
+"""Benchmarks: ratios inside one process, medians of interleaved rounds, printed as JSON.
+
+Examples:
+    python -m recipes.bench step      tokens/s of the recipe over a bare PyTorch loop
+    python -m recipes.bench loader    tokens/s of the data loader on one core
+    python -m recipes.bench step --help
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from lm.errors import ConfigError
+
+BENCHMARKS = {"step": "recipes.bench_step", "loader": "recipes.bench_loader"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark named first; the rest of the arguments are its own."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    name, *rest = arguments
+    if name not in BENCHMARKS:
+        print(f"error: no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    try:
+        importlib.import_module(BENCHMARKS[name]).run(rest)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
