@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, flops_per_token, n_params
 from plugins.loggers.mlflow import MLflowLogger
+from recipes.version import git_commit
 
 
 class RunRecord(SaveConfigCallback):
@@ -71,23 +71,3 @@ def run_facts(trainer: Trainer, module: Any) -> dict[str, Any]:
         "torch_version": torch.__version__,
         "data_fingerprint": data.fingerprint()["shards"][:16],
     }
-
-
-def git_commit() -> str:
-    """Commit of the code, with '+changes' where the tree differs from it; 'unknown' outside a checkout."""
-    folder = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-        changes = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return commit + ("+changes" if changes else "")

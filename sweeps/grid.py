@@ -247,8 +247,9 @@ def grid_table(cells: Sequence[Cell]) -> str:
     for cell in sorted(cells, key=lambda c: (c.budget_flops, c.model.d_model, c.seed)):
         model = cell.model
         lines.append(
-            f"{cell.label:<14}{cell.cell_id:<14}{cell.n_params:>9,}{cell.tokens:>11,}{cell.tokens / cell.n_params:>7.1f}"
-            f"{cell.steps:>7,}{cell.warmup_steps:>7}{cell.sequences:>6}{f'{model.n_heads}x{model.d_head}':>7}"
+            f"{cell.label:<14}{cell.cell_id:<14}{cell.n_params:>9,}{cell.tokens:>11,}"
+            f"{cell.tokens / cell.n_params:>7.1f}{cell.steps:>7,}"
+            f"{cell.warmup_steps:>7}{cell.sequences:>6}{f'{model.n_heads}x{model.d_head}':>7}"
             f"{model.d_ff:>6}{cell.lr / model.width_multiplier:>11.2e}{cell.deviation:>+11.2%}"
         )
     return "\n".join(lines)

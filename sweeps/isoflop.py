@@ -74,8 +74,8 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
-    from plugins.loggers.mlflow import tracking_uri
     from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger, absolute_uri
+    from plugins.loggers.tracking import tracking_uri
     from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
 
     corpus = read_corpus(config.data.dir)
@@ -108,7 +108,7 @@ def _cores() -> int:
 
 
 def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell]) -> str:
-    from recipes.run_record import git_commit
+    from recipes.version import git_commit
 
     params = {
         "sweep": config.name,

@@ -9,7 +9,12 @@ from typing import Any
 
 from lm.errors import ConfigError
 from plugins.loggers.sweep_ledger import (
-    DONE, SUPERSEDED, CellRun, SweepLedger, SweepRun, is_alive,
+    DONE,
+    SUPERSEDED,
+    CellRun,
+    SweepLedger,
+    SweepRun,
+    is_alive,
 )  # fmt: skip
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell, grid_id

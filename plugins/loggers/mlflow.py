@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from pathlib import Path
@@ -11,14 +10,10 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+from plugins.loggers.tracking import experiment_id_for, tracking_uri
+
 _MAX_METRICS_A_BATCH = 1000  # MLflow's own limit
 _MAX_PARAMS_A_BATCH = 100
-
-
-def tracking_uri() -> str:
-    """MLFLOW_TRACKING_URI, or a SQLite file in the working directory."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI
 
 
 class MLflowLogger(Logger):
@@ -171,17 +166,3 @@ class MLflowLogger(Logger):
             return
         self.flush()
         self._client.set_terminated(self.run_id, "FINISHED" if status in ("success", "finished") else "FAILED")
-
-
-def experiment_id_for(client: Any, name: str) -> str:
-    """Id of the experiment, made when missing, tagged so that the MLflow UI shows metric columns."""
-    from mlflow.exceptions import MlflowException
-
-    experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        return experiment.experiment_id
-    try:
-        return client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"})
-    except MlflowException:
-        # Another process made it in between.
-        return client.get_experiment_by_name(name).experiment_id

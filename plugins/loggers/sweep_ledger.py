@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from plugins.loggers.mlflow import experiment_id_for
+from plugins.loggers.tracking import experiment_id_for
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
 # A diverged cell would diverge again: it has its answer.
