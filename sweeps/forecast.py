@@ -21,6 +21,7 @@ from lm.config import ModelConfig
 from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_for_budget, training_flops
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.fit_report import FitReport, quantity
+from sweeps.plots import Marker
 from sweeps.records import KIND, add_to_run, log_run
 from sweeps.scaling.analysis import NOTE
 
@@ -176,6 +177,13 @@ def check(forecast: Forecast, measured_loss: float) -> Check:
     return Check(inside, error, measured_loss, text)
 
 
+def markers(forecast: Forecast, measured_loss: float | None = None) -> list[Marker]:
+    """The forecast, and the measurement when there is one, for `plots.plot_all`."""
+    where = (forecast.c_flops, forecast.n_params, forecast.d_tokens)
+    points = [Marker("forecast, 95%", *where, forecast.loss, forecast.loss_lo, forecast.loss_hi)]
+    return points if measured_loss is None else [*points, Marker("measured", *where, measured_loss)]
+
+
 def log_forecast(
     forecast: Forecast, experiment: str, parent_run_id: str | None = None, tracking_uri: str | None = None
 ) -> Forecast:
@@ -200,9 +208,13 @@ def log_forecast(
 
 
 def log_outcome(
-    forecast: Forecast, measured_loss: float, training_run_id: str = "", tracking_uri: str | None = None
+    forecast: Forecast,
+    measured_loss: float,
+    training_run_id: str = "",
+    tracking_uri: str | None = None,
+    figures: Sequence[Path] = (),
 ) -> Check:
-    """Adds the measured loss, the error and inside (1 or 0) to the forecast's run.
+    """Adds the measured loss, the error, inside (1 or 0) and figures to the forecast's run.
 
     Raises:
         ValueError: the forecast was not logged before.
@@ -214,7 +226,7 @@ def log_outcome(
     outcome = check(forecast, measured_loss)
     metrics = {"loss": measured_loss, "error": outcome.relative_error, "inside": float(outcome.inside)}
     tags = {"scalewright.training_run_id": training_run_id} if training_run_id else {}
-    add_to_run(forecast.mlflow_run_id, metrics, tags, tracking_uri)
+    add_to_run(forecast.mlflow_run_id, metrics, tags, figures, tracking_uri)
     return outcome
 
 

@@ -62,7 +62,7 @@ def plot_isoflop(analysis: Analysis, path: Path) -> None:
     good = [m for m in analysis.minima if m.ok]
     if good:
         n, loss = [m.n_opt for m in good], [m.loss for m in good]
-        axis.plot(n, loss, "*", ms=13, mfc="white", mec="black", mew=1.2, ls="--", color="0.45", label="minimum")
+        axis.plot(n, loss, "*", ms=13, mfc="none", mec="black", mew=1.2, ls="--", color="0.45", label="minimum")
     axis.set_xscale("log")
     axis.set_xlabel(f"N, parameters ({table.n_convention})")
     axis.set_ylabel("loss, nats per token")
@@ -130,11 +130,12 @@ def _marker(axes: Sequence[Any], marker: Marker) -> None:
     forecast = marker.low is not None
     colour, shape = ("black", "D") if forecast else (MEASURED, "X")
     style: dict[str, Any] = {"ms": 7, "color": colour, "mec": "white", "mew": 0.8, "zorder": 5, "ls": "none"}
-    axes[0].plot([marker.c_flops], [marker.n_params], shape, label=marker.label, **style)
-    axes[1].plot([marker.c_flops], [marker.d_tokens], shape, label=marker.label, **style)
+    if forecast:  # the run has the N and D that were planned: one point says it
+        axes[0].plot([marker.c_flops], [marker.n_params], shape, label="planned run", **style)
+        axes[1].plot([marker.c_flops], [marker.d_tokens], shape, label="planned run", **style)
     if marker.low is not None and marker.high is not None:
         error = [[marker.loss - marker.low], [marker.high - marker.loss]]
-        axes[2].errorbar([marker.c_flops], [marker.loss], error, fmt="none", ecolor=colour, capsize=4, zorder=5)
+        axes[2].errorbar([marker.c_flops], [marker.loss], error, fmt="none", ecolor=colour, lw=1.8, capsize=6, zorder=5)
     axes[2].plot([marker.c_flops], [marker.loss], shape, label=marker.label, **style)
 
 

@@ -279,14 +279,21 @@ def describe_fits(experiment: str, run_ids: list[str], text: str, tracking_uri: 
 
 
 def add_to_run(
-    run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str], tracking_uri: str | None = None
+    run_id: str,
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    artifacts: Iterable[Path] = (),
+    tracking_uri: str | None = None,
 ) -> None:
-    """Adds metrics and tags to a run that is already there."""
+    """Adds metrics, tags and files to a run that is already there."""
     from mlflow.entities import Metric, RunTag
 
     now = int(time.time() * 1000)
-    client(tracking_uri).log_batch(
+    mlflow_client = client(tracking_uri)
+    mlflow_client.log_batch(
         run_id,
         metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
         tags=[RunTag(key, value) for key, value in tags.items()],
     )
+    for path in artifacts:
+        mlflow_client.log_artifact(run_id, str(path))
