@@ -109,7 +109,7 @@ def build_grid(config: SweepConfig, corpus: Corpus) -> list[Cell]:
     for budget, widths in sorted(config.budgets.items()):
         for width in sorted(widths):
             for seed in config.seeds:
-                cell = _cell(config, corpus, budget, width, seed)
+                cell = make_cell(config, corpus, budget, width, seed)
                 problems += _problems(cell, config)
                 cells.append(cell)
     if problems:
@@ -118,10 +118,21 @@ def build_grid(config: SweepConfig, corpus: Corpus) -> list[Cell]:
     return sorted(cells, key=lambda cell: (-cell.relative_cost, cell.label))
 
 
-def _cell(config: SweepConfig, corpus: Corpus, budget: float, width: int, seed: int) -> Cell:
+def make_cell(
+    config: SweepConfig, corpus: Corpus, budget: float, width: int, seed: int, multiple: int = 1
+) -> Cell:
+    """The run of one width at one budget, by the sweep's rules.
+
+    Args:
+        multiple: the batch is rounded to a multiple of it, so that as many processes can share it.
+
+    Raises:
+        ConfigError: the width makes no model.
+    """
     T = config.data.sequence_length
     model = model_config(config, width, corpus.vocab_size)
     sequences = config.batch.sequences_for(tokens_for_budget(model, budget, T))
+    sequences = max(1, round(sequences / multiple)) * multiple
     steps = steps_for_budget(model, budget, T, sequences * T)
     cell = Cell(
         budget_flops=budget,

@@ -6,7 +6,6 @@ Importing this module is cheap; torch, Lightning and MLflow are imported once in
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from plugins.loggers.sweep_ledger import (
 )  # fmt: skip
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
+from sweeps.recipe import cell_recipe
 
 # Logged points of a cell's loss curve: enough to draw it, few enough to cost nothing.
 _POINTS_A_CELL = 40
@@ -61,45 +61,24 @@ def trial_spec(cell: Cell, config: SweepConfig, tracking_uri: str, parent_run_id
 
 def recipe_config(cell: Cell, config: SweepConfig, parent_run_id: str) -> dict[str, Any]:
     """The cell as a config for recipes.build: what a YAML file for recipes.pretrain would hold."""
-    schedule = {**config.optim.get("schedule", {}), "warmup_steps": cell.warmup_steps}
-    model = {key: value for key, value in dataclasses.asdict(cell.model).items() if value is not None}
     logger = {
-        "experiment": config.experiment,
         "run_name": cell.label,
         "tags": cell_tags(cell.cell_id, cell.budget_flops),
         "parent_run_id": parent_run_id,
     }
-    return {
-        "seed_everything": cell.seed,
-        "name": cell.cell_id,
-        "tokens": float(cell.tokens),
-        "model": {
-            "config": model,
-            "optim": {**config.optim, "lr": cell.lr, "schedule": schedule},
-            "seed": cell.seed,
-        },
-        "data": {
-            "dir": os.path.abspath(config.data.dir),
-            "sequence_length": cell.sequence_length,
-            "global_batch_tokens": cell.global_batch_tokens,
-            "weights": config.data.weights,
-            "validation_windows": config.data.validation_windows,
-            "seed": cell.seed,
-        },
-        "trainer": {
-            "accelerator": "gpu" if config.resources.gpus else "cpu",
-            "devices": 1,
-            "precision": config.precision,
-            "log_every_n_steps": max(1, cell.steps // _POINTS_A_CELL),
-            "val_check_interval": cell.steps,  # once, after the last step
-            "enable_progress_bar": False,
-            "logger": {"class_path": "plugins.loggers.mlflow.MLflowLogger", "init_args": logger},
-            "callbacks": [
-                {"class_path": "plugins.callbacks.throughput.Throughput"},
-                {"class_path": "sweeps.stop_diverged.StopDiverged"},
-            ],
-        },
+    recipe = cell_recipe(cell, config, cell.cell_id, os.path.abspath(config.data.dir), logger)
+    recipe["seed_everything"] = cell.seed
+    recipe["trainer"] |= {
+        "devices": 1,
+        "log_every_n_steps": max(1, cell.steps // _POINTS_A_CELL),
+        "val_check_interval": cell.steps,  # once, after the last step
+        "enable_progress_bar": False,
+        "callbacks": [
+            {"class_path": "plugins.callbacks.throughput.Throughput"},
+            {"class_path": "sweeps.stop_diverged.StopDiverged"},
+        ],
     }
+    return recipe
 
 
 class CellTrial(tune.Trainable):
