@@ -15,6 +15,7 @@ import plugins.strategies
 from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
+from plugins.strategies.checkpoint import latest
 from recipes.run_record import RunRecord
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
@@ -84,9 +85,7 @@ class PretrainCLI(LightningCLI):
             return
         run_dir = Path(config.trainer.default_root_dir)
         if config.get("ckpt_path") is not None:
-            # Only the first rank looks, and the strategy broadcasts what it found; the others' value is not used, but
-            # must not be the word "last", which Lightning would look up by itself.
-            config.ckpt_path = str(run_dir) if _is_child_rank() else find_checkpoint(config.ckpt_path, run_dir)
+            config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
         elif self.config.subcommand == "fit" and not _is_child_rank() and (run_dir / "config.yaml").exists():
             raise ConfigError(
                 f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
@@ -102,22 +101,21 @@ def steps_for(tokens: float, global_batch_tokens: int) -> int:
     return max(1, round(tokens / global_batch_tokens))
 
 
-def find_checkpoint(ckpt_path: str, run_dir: Path) -> str:
-    """The folder that --ckpt_path means: 'last' is the newest complete checkpoint of the run.
+def find_checkpoint(ckpt_path: str, run_dir: Path) -> str | None:
+    """The folder that --ckpt_path means. 'last' is the run's newest complete checkpoint, or None, the beginning, for a
+    run that was cut off before its first one.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no such checkpoint or run.
     """
     if ckpt_path != "last":
         if not Path(ckpt_path).exists():
             raise ConfigError(f"--ckpt_path {ckpt_path}: no such checkpoint; 'last' takes the run's newest")
         return ckpt_path
-    from plugins.strategies.checkpoint import latest
-
+    if not (run_dir / "config.yaml").exists():
+        raise ConfigError(f"--ckpt_path last: there is no run in {run_dir} to continue; leave it out to start one")
     found = latest(run_dir / "checkpoints")
-    if found is None:
-        raise ConfigError(f"--ckpt_path last: {run_dir / 'checkpoints'} holds no complete checkpoint to continue from")
-    return str(found)
+    return None if found is None else str(found)
 
 
 def default_strategy(trainer: Any) -> Any:
