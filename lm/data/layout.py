@@ -34,7 +34,7 @@ def micro_batches(plan: DataPlan, world_size: int, micro_batch_size: int | None)
         raise ValueError(
             f"micro_batch_size {size} does not divide the {share} windows that each of {world_size} processes takes a"
             f" step; micro_batch_size values that work: {_some(divisors(share))};"
-            f" with it, process counts: {_some(divisors(samples // size)) if samples % max(size, 1) == 0 else 'none'}"
+            f" with it, process counts: {_some(divisors(samples // size)) if size > 0 == samples % size else 'none'}"
         )
     accumulate = share // size
     for index, stage in enumerate(plan.stages):

@@ -4,7 +4,7 @@ Three steps lead from k to a window of a source, each computed at any k in O(1):
 
 1. the stage of the plan k lies in;
 2. the block of the stage, in which every source has an exact number of samples, in keyed random order: this gives the
-   source and how many of its samples were drawn before (its draw number);
+   source and how many of its samples came before (its draw number);
 3. the epoch of that draw and, in a permutation keyed by (seed, source, sequence length, epoch), the window.
 
 So a resume at any step costs nothing and no result depends on world size, micro-batch, accumulation or workers.
@@ -27,6 +27,7 @@ Int64Array = NDArray[np.int64]
 BLOCK_SAMPLES = 1 << 10
 MAX_BLOCK_SAMPLES = 1 << 20
 WEIGHT_TOLERANCE = 0.01
+CACHED_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,11 @@ class _Lane:
     first_draw: Int64Array  # [N] draws of each source before the stage
     block_key: int
 
+    @property
+    def block_samples(self) -> int:
+        """Samples a block."""
+        return int(self.bounds[-1])
+
 
 class DataOrder:
     """Which window each training sample is.
@@ -170,6 +176,7 @@ class DataOrder:
         self.skipped = merge_ranges(skipped)
         self._windows = [self._count_windows(stage, source_tokens) for stage in plan.stages]
         self._lanes: list[_Lane] = []
+        self._blocks: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
         start = 0
         drawn: dict[int, Int64Array] = {}
         for index in range(len(plan.stages)):
@@ -212,11 +219,29 @@ class DataOrder:
                 block_key=key_of("block", self.plan.seed, index),
             )
         )
-        # A later stage of the same length goes on where this one stopped. A block cut short counts as drawn, since its
-        # shuffle decides which draws happened: no window comes twice in an epoch, a few wait for the next.
-        blocks = -(-(stop - start) // int(counts.sum()))
-        drawn[stage.sequence_length] = first_draw + blocks * counts
+        if is_last:
+            return stop
+        # A later stage of the same length goes on where this one stopped.
+        blocks, rest = divmod(stop - start, int(counts.sum()))
+        in_rest = np.bincount(self._block(index, blocks)[0][:rest], minlength=len(counts))
+        drawn[stage.sequence_length] = first_draw + blocks * counts + in_rest
         return stop
+
+    def _block(self, index: int, block: int) -> tuple[Int64Array, Int64Array]:
+        """Of each sample of a block: its source, and how many of that source come before it in the block."""
+        if (index, block) not in self._blocks:
+            lane = self._lanes[index]
+            key = subkeys(lane.block_key, np.array([block], dtype=np.int64))
+            slot = permute(np.arange(lane.block_samples, dtype=np.int64), lane.block_samples, key)
+            source = np.searchsorted(lane.bounds, slot, side="right")
+            rank = np.empty_like(source)
+            rank[np.argsort(source, kind="stable")] = np.arange(len(source)) - np.repeat(
+                lane.bounds - lane.counts, lane.counts
+            )
+            while len(self._blocks) >= CACHED_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[index, block] = source, rank
+        return self._blocks[index, block]
 
     def step_samples(self, step: int, n_steps: int = 1) -> Int64Array:
         """k of each sample of steps [step, step + n_steps), which must lie in one stage; int64 [n_steps * S]."""
@@ -239,11 +264,12 @@ class DataOrder:
 
     def _locate_in_stage(self, index: int, k: Int64Array) -> tuple[Int64Array, Int64Array]:
         lane, stage = self._lanes[index], self.plan.stages[index]
-        block_size = int(lane.bounds[-1])
-        block, position = np.divmod(k - lane.start, block_size)
-        slot = permute(position, block_size, subkeys(lane.block_key, block))
-        source = np.searchsorted(lane.bounds, slot, side="right")
-        rank = slot - (lane.bounds - lane.counts)[source]
+        block, position = np.divmod(k - lane.start, lane.block_samples)
+        source, rank = np.empty_like(k), np.empty_like(k)
+        for number in np.unique(block).tolist():
+            mask = block == number
+            sources, ranks = self._block(index, number)
+            source[mask], rank[mask] = sources[position[mask]], ranks[position[mask]]
         draw = lane.first_draw[source] + block * lane.counts[source] + rank
         n_windows = self._windows[index][source]
         epoch, visit = np.divmod(draw, n_windows)

@@ -54,7 +54,8 @@ class WindowReader:
         tokens = np.empty((len(source), sequence_length + 1), dtype=np.int64)
         for row, index, number in zip(tokens, source.tolist(), window.tolist(), strict=True):
             self._streams[index].read_into(number * sequence_length, row)
-        inputs, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+        # Copies: one row's slices are contiguous already, and would share memory with each other.
+        inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
         ends = inputs == self.eot_id
         labels[ends] = NO_LABEL
         document_ids = np.zeros(inputs.shape, dtype=np.int32)

@@ -1,0 +1,450 @@
+"""The data module: the same stream on any layout and after any resume, exact loss weights, validation, errors."""
+
+import itertools
+import random
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lm.data.order import Stage
+from lm.data.synthetic import random_documents, write_folder
+from lm.data.windows import NO_LABEL
+from lm.datamodule import TokenDataModule
+
+VOCAB, T, SAMPLES = 300, 16, 8
+G = T * SAMPLES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "synthetic"
+    sources = {
+        name: {
+            "train": random_documents(n, VOCAB, 25, seed),
+            "validation": random_documents(2000 + 300 * seed, VOCAB, 25, seed + 10),
+        }
+        for seed, (name, n) in enumerate((("prose", 30_000), ("code", 20_000), ("reference", 10_000)))
+    }
+    write_folder(path, sources, VOCAB, shard_tokens=4000)
+    return str(path)
+
+
+def make(folder, **changes) -> TokenDataModule:
+    settings = {"sequence_length": T, "global_batch_tokens": G, "seed": 5, **changes}
+    return TokenDataModule(folder, **settings)
+
+
+def attach(data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int = 0) -> TokenDataModule:
+    data.trainer = SimpleNamespace(
+        global_rank=rank,
+        world_size=world_size,
+        global_step=step,
+        max_steps=-1,
+        accumulate_grad_batches=1,
+        lightning_module=None,
+        state=SimpleNamespace(fn=TrainerFn.FITTING),
+        fit_loop=SimpleNamespace(restarting=False),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    data.setup("fit")
+    return data
+
+
+def global_batch(folder, step: int, world_size: int, **changes) -> torch.Tensor:
+    """input_ids of one step, put together from all ranks and micro-batches; [S, T]."""
+    parts = []
+    for rank in range(world_size):
+        data = attach(make(folder, **changes), rank, world_size, step)
+        batches = list(itertools.islice(data.train_dataloader(), data.accumulate))
+        parts += [batch["input_ids"] for batch in batches]
+    return torch.cat(parts)
+
+
+# -- the stream -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1000])
+def test_step_has_the_same_ids_on_any_layout(folder, step) -> None:
+    expected = global_batch(folder, step, 1)
+    assert expected.shape == (SAMPLES, T)
+    for world_size in (1, 2, 4):
+        for micro in (1, 2):
+            assert torch.equal(global_batch(folder, step, world_size, micro_batch_size=micro), expected)
+    for num_workers in (1, 2):
+        assert torch.equal(global_batch(folder, step, 2, micro_batch_size=1, num_workers=num_workers), expected)
+
+
+def test_step_1000_reached_and_jumped_to_are_the_same(folder) -> None:
+    reached = next(itertools.islice(attach(make(folder)).train_dataloader(), 1000, None))
+    assert torch.equal(reached["input_ids"], global_batch(folder, 1000, 4, micro_batch_size=1))
+
+
+def test_workers_keep_the_exact_order_of_micro_batches(folder) -> None:
+    streams = [
+        itertools.islice(attach(make(folder, micro_batch_size=2, num_workers=n), step=7).train_dataloader(), 40)
+        for n in (0, 1, 2)
+    ]
+    for batches in zip(*streams, strict=True):
+        for other in batches[1:]:
+            assert batches[0].keys() == other.keys()
+            for key, value in batches[0].items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+
+def test_iterating_leaves_global_random_state_alone(folder) -> None:
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    next(iter(attach(make(folder)).train_dataloader()))
+    for loader in attach(make(folder)).val_dataloader():
+        list(loader)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert np.array_equal(np.random.get_state()[1], before[2])
+
+
+def test_batch_has_the_promised_types(folder) -> None:
+    batch = next(iter(attach(make(folder, micro_batch_size=4)).train_dataloader()))
+    types = {key: (value.dtype, tuple(value.shape)) for key, value in batch.items() if torch.is_tensor(value)}
+    assert types == {
+        "input_ids": (torch.int64, (4, T)),
+        "labels": (torch.int64, (4, T)),
+        "document_ids": (torch.int32, (4, T)),
+        "source": (torch.int64, (4,)),
+    }
+    assert isinstance(batch["loss_tokens"], float)
+
+
+def test_weights_set_the_mix(folder) -> None:
+    data = attach(make(folder, weights={"code": 3, "prose": 1}))
+    assert data.source_weights == {"code": 0.75, "prose": 0.25}
+    batches = itertools.islice(data.train_dataloader(), 1024 // SAMPLES)
+    counts = torch.bincount(torch.cat([batch["source"] for batch in batches]), minlength=3)
+    assert dict(zip(data.source_names, counts.tolist(), strict=True)) == {"prose": 256, "code": 768, "reference": 0}
+    proportional = attach(make(folder)).source_weights
+    assert proportional["prose"] == pytest.approx(0.5)
+
+
+# -- loss weights -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_loss_is_the_mean_over_the_global_batch(folder, world_size, micro) -> None:
+    """Mean over ranks and micro-batches of sum(nll) / loss_tokens, with a different nll for every token."""
+    nll = torch.rand(VOCAB, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 5
+    terms, labels = [], []
+    for rank in range(world_size):
+        data = attach(make(folder, micro_batch_size=micro), rank, world_size, step=3)
+        for batch in itertools.islice(data.train_dataloader(), data.accumulate):
+            kept = batch["labels"][batch["labels"] != NO_LABEL]
+            terms.append(nll[kept].sum() / batch["loss_tokens"])
+            labels.append(kept)
+    assert torch.stack(terms).mean().item() == pytest.approx(nll[torch.cat(labels)].mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("micro", [1, None])
+def test_ten_tokens_at_4_and_ninety_at_2_give_2_2(tmp_path, world_size, micro) -> None:
+    """Window 0 has 10 labels (90 inputs are document ends), window 1 has 90: per-batch means would give 3.0."""
+    few, many = np.full(100, 0), np.full(100, 7)
+    few[:10], many[::10] = 5, 0
+    stream = np.concatenate([few, many, [0]])
+    documents = [part for part in np.split(stream, np.flatnonzero(stream == 0) + 1) if len(part)]
+    write_folder(tmp_path / "d", {"s": {"train": documents, "validation": documents}}, VOCAB)
+    terms, counts = [], []
+    for rank in range(world_size):
+        data = attach(TokenDataModule(str(tmp_path / "d"), 100, 200, micro), rank, world_size)
+        assert data.order.locate(data.order.step_samples(0))[1].tolist() in ([0, 1], [1, 0])  # an epoch is one step
+        for batch in itertools.islice(data.train_dataloader(), data.accumulate):
+            inputs, labels = batch["input_ids"], batch["labels"]
+            nll = torch.where(inputs == 5, 4.0, 2.0)[labels != NO_LABEL].sum()
+            counts.append(int((labels != NO_LABEL).sum()))
+            terms.append(nll / batch["loss_tokens"])
+    assert sum(counts) == 100
+    assert torch.stack(terms).mean().item() == pytest.approx(2.2)
+
+
+# -- stages and skipped ranges ----------------------------------------------------------------------------------
+
+
+def test_stages_change_length_and_mix_at_their_step(folder) -> None:
+    stages = [Stage(4 * G, 2 * T, {"code": 1.0})]
+    data = attach(make(folder, micro_batch_size=2, stages=stages))
+    batches = list(itertools.islice(data.train_dataloader(), 8 * data.accumulate))
+    assert data.accumulate == 4
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(2, T)] * 16 + [(1, 2 * T)] * 16
+    assert {int(s) for batch in batches[16:] for s in batch["source"]} == {1}
+    late = next(iter(attach(make(folder, micro_batch_size=2, stages=stages), step=5).train_dataloader()))
+    assert torch.equal(late["input_ids"], batches[20]["input_ids"])
+
+
+def test_a_callback_can_add_a_stage_after_setup(folder) -> None:
+    data = attach(make(folder, micro_batch_size=1))
+    with pytest.raises(ValueError, match=r"stage 1 has 4 windows .* cannot share"):
+        data.add_stage(Stage(4 * G, 2 * T, {"code": 1.0}))
+    data = attach(make(folder, micro_batch_size=2))
+    data.add_stage(Stage(4 * G, 2 * T, {"code": 1.0}))
+    batch = next(itertools.islice(data.train_dataloader(), 16, None))
+    assert batch["input_ids"].shape == (1, 2 * T)
+
+
+def test_skipped_samples_never_come(folder) -> None:
+    plain = [batch["input_ids"] for batch in itertools.islice(attach(make(folder)).train_dataloader(), 10)]
+    data = attach(make(folder), step=3)
+    data.skip_samples([(3 * SAMPLES, 5 * SAMPLES)])
+    after = [batch["input_ids"] for batch in itertools.islice(data.train_dataloader(), 5)]
+    assert all(torch.equal(a, b) for a, b in zip(after, plain[5:], strict=True))
+    state = data.state_dict()
+    assert state["skipped"] == [[24, 40]] and state["samples"] == 40 and state["step"] == 3
+    resumed = attach(make(folder), step=4)
+    resumed.load_state_dict(state)
+    assert torch.equal(next(iter(resumed.train_dataloader()))["input_ids"], plain[6])
+
+
+# -- checkpoints in a real trainer ------------------------------------------------------------------------------
+
+
+class Tiny(LightningModule):
+    """Records the ids of every micro-batch and steps an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model_config = SimpleNamespace(vocab_size=VOCAB)
+        self.table = torch.nn.Embedding(VOCAB, 2)
+        self.seen: list[tuple[int, torch.Tensor]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.global_step, batch["input_ids"].clone()))
+        return self.table(batch["input_ids"]).square().sum() / batch["loss_tokens"]
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        return None
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def by_step(self) -> dict[int, torch.Tensor]:
+        steps = sorted({step for step, _ in self.seen})
+        return {step: torch.cat([ids for s, ids in self.seen if s == step]) for step in steps}
+
+
+class SaveAt(Callback):
+    def __init__(self, path, batches_done: int) -> None:
+        self.path, self.batches_done = path, batches_done
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.batches_done:
+            trainer.save_checkpoint(self.path)
+
+
+def fit(folder, max_steps, ckpt_path=None, callbacks=(), **changes):
+    module, data = Tiny(), make(folder, **changes)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=max_steps,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=2,
+        num_sanity_val_steps=0,
+        val_check_interval=3,
+        check_val_every_n_epoch=None,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return module, data, trainer
+
+
+def test_resume_twice_on_other_layouts_repeats_and_loses_nothing(folder, tmp_path) -> None:
+    whole = fit(folder, 12)[0].by_step()
+    assert sorted(whole) == list(range(12))
+
+    # 5 steps of 4 micro-batches, then 8 of 1 (workers), then 2: at each resume the accumulation phase would be off.
+    first, _, trainer = fit(folder, 5, micro_batch_size=2)
+    trainer.save_checkpoint(tmp_path / "1.ckpt")
+    second, _, trainer = fit(folder, 9, tmp_path / "1.ckpt", micro_batch_size=8, num_workers=2)
+    trainer.save_checkpoint(tmp_path / "2.ckpt")
+    third, data, trainer = fit(folder, 12, tmp_path / "2.ckpt", micro_batch_size=4)
+    assert data.accumulate == 2 and trainer.accumulate_grad_batches == 2 and trainer.global_step == 12
+
+    parts = [module.by_step() for module in (first, second, third)]
+    assert [sorted(part) for part in parts] == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+    for part in parts:
+        for step, ids in part.items():
+            assert torch.equal(ids, whole[step]), step
+
+
+@pytest.mark.parametrize("batches_done", [8, 9, 10, 11])
+def test_a_checkpoint_from_inside_a_run_or_a_step(folder, tmp_path, batches_done) -> None:
+    """A save after any micro-batch: the step it was in starts over, the later ones are whole."""
+    whole = fit(folder, 6)[0].by_step()
+    fit(folder, 6, callbacks=[SaveAt(tmp_path / "a.ckpt", batches_done)], micro_batch_size=2)
+    module, _, trainer = fit(folder, 6, tmp_path / "a.ckpt", micro_batch_size=4)
+    assert trainer.global_step == 6
+    resumed = module.by_step()
+    assert sorted(resumed) == list(range(batches_done // 4, 6))
+    for step, ids in resumed.items():
+        assert torch.equal(ids, whole[step]), step
+
+
+def test_a_second_epoch_goes_on_where_the_first_stopped(folder) -> None:
+    """With limited epochs Lightning makes a new iterator each time, which must not start over."""
+    whole = fit(folder, 6)[0].by_step()
+    module, data = Tiny(), make(folder)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=3, limit_train_batches=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    assert all(torch.equal(ids, whole[step]) for step, ids in module.by_step().items())
+    assert sorted(module.by_step()) == list(range(6))
+
+
+def test_fingerprint_mismatch_names_the_part(folder, tmp_path) -> None:
+    state = attach(make(folder), step=10).state_dict()
+    attach(make(folder)).load_state_dict(state)
+
+    def error(**changes) -> str:
+        with pytest.raises(ValueError) as caught:
+            attach(make(folder, **changes)).load_state_dict(state)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "plan differs from the checkpoint's: seed is 6, was 5" in error(seed=6)
+    assert "global_batch_tokens is 256, was 128" in error(global_batch_tokens=256)
+    assert "stage 0's sequence_length is 32, was 16" in error(sequence_length=32)
+    assert "stage 0's weights is {'prose': 1.0}" in error(weights={"prose": 1})
+    assert "it has 2 stages up to here, was 1" in error(stages=[Stage(2 * G, T, {"prose": 1})])
+    # A stage that is still to come may be added.
+    attach(make(folder, stages=[Stage(50 * G, T, {"prose": 1})])).load_state_dict(state)
+    for part in ("shards", "tokenizer"):
+        other = {**state, "fingerprint": {**state["fingerprint"], part: "0" * 64}}
+        with pytest.raises(ValueError, match=f"the {part} in .* from the checkpoint's"):
+            attach(make(folder)).load_state_dict(other)
+
+
+def test_evaluation_on_other_data_needs_the_same_tokenizer_only(folder) -> None:
+    state = attach(make(folder), step=10).state_dict()
+    data = attach(make(folder, seed=9))
+    data.trainer.state.fn = TrainerFn.VALIDATING
+    data.load_state_dict({**state, "fingerprint": {**state["fingerprint"], "shards": "x"}})
+    with pytest.raises(ValueError, match="tokenizer"):
+        data.load_state_dict({**state, "fingerprint": {**state["fingerprint"], "tokenizer": "x"}})
+
+
+# -- validation -------------------------------------------------------------------------------------------------
+
+
+def validation(folder, world_size: int, **changes):
+    """Per source: rows (ids, labels, target_bytes) of all ranks that have a label, and batches of each rank."""
+    rows, n_batches = [[], [], []], [set(), set(), set()]
+    for rank in range(world_size):
+        data = attach(make(folder, **changes), rank, world_size)
+        for index, loader in enumerate(data.val_dataloader()):
+            batches = list(loader)
+            n_batches[index].add((len(batches), len(loader), batches[0]["input_ids"].shape[0]))
+            for batch in batches:
+                assert len({batch[key].shape[0] for key in ("input_ids", "labels", "target_bytes", "source")}) == 1
+                for i in range(len(batch["labels"])):
+                    if (batch["labels"][i] != NO_LABEL).any():
+                        row = [batch[key][i].tolist() for key in ("input_ids", "labels", "target_bytes")]
+                        rows[index].append(row)
+                    else:
+                        assert batch["target_bytes"][i] == 0
+    return [sorted(part) for part in rows], n_batches
+
+
+def test_validation_counts_every_window_once_on_any_number_of_ranks(folder) -> None:
+    expected, _ = validation(folder, 1, validation_windows=50)
+    assert [len(rows) for rows in expected] == [50, 50, 50]
+    for world_size in (2, 3, 4):
+        rows, n_batches = validation(folder, world_size, validation_windows=50, global_batch_tokens=12 * G)
+        assert rows == expected
+        assert all(len(kinds) == 1 for kinds in n_batches)  # every rank runs the same number of equal batches
+    again, _ = validation(folder, 2, validation_windows=50, validation_batch_size=7)
+    assert again == expected
+
+
+def test_validation_windows_spread_over_the_whole_split(folder) -> None:
+    data = attach(make(folder, validation_windows=40))
+    for loader in data.val_dataloader():
+        windows = loader.dataset.windows
+        assert len(np.unique(windows)) == 40 and windows[0] < 20 and windows[-1] > 105
+    everything = attach(make(folder, validation_windows=10**6))
+    assert [len(loader.dataset.windows) for loader in everything.val_dataloader()] == [124, 143, 162]
+
+
+def test_target_bytes_are_those_of_the_labels(folder) -> None:
+    """In the synthetic tokenizer ids 1 to 256 are one byte, end-of-text none."""
+    data = attach(make(folder))
+    for loader in data.val_dataloader():
+        for batch in loader:
+            labels = batch["labels"]
+            names = np.array([len(f"unused{i}") if i > 256 else int(i > 0) for i in range(VOCAB)])
+            expected = [names[row[row != NO_LABEL].numpy()].sum() for row in labels]
+            assert batch["target_bytes"].tolist() == expected
+            assert batch["target_bytes"].dtype == torch.int64
+
+
+def test_resume_at_step_one_million_takes_under_a_second(folder) -> None:
+    import time
+
+    data = attach(make(folder), step=1_000_000)
+    start = time.perf_counter()
+    next(iter(data.train_dataloader()))
+    assert time.perf_counter() - start < 1
+
+
+# -- errors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "message"),
+    [
+        ({"weights": {"nope": 1}}, 1, "unknown source 'nope' in weights; prepared sources: prose, code, reference"),
+        ({"global_batch_tokens": 100}, 1, "not a multiple of sequence_length 16; the nearest that works is 96"),
+        ({"sequence_length": 2**15, "global_batch_tokens": 2**15}, 1, "sequence_length 32768 is longer than the"),
+        ({}, 3, "8 windows .* which 3 processes cannot share; process counts that work: 1, 2, 4, 8"),
+        ({"micro_batch_size": 3}, 2, "micro_batch_size 3 does not divide the 4 windows .* values that work: 1, 2, 4"),
+        ({"micro_batch_size": 8}, 2, "micro_batch_size 8 does not divide .* with it, process counts: 1"),
+        ({"micro_batch_size": 0}, 1, "micro_batch_size 0 does not divide"),
+    ],
+)
+def test_bad_settings_are_one_line(folder, changes, world_size, message) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        attach(make(folder, **changes), 0, world_size)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_vocabulary_is_one_line(folder) -> None:
+    module = Tiny()
+    module.model_config.vocab_size = 512
+    trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(
+        ValueError, match=r"model.vocab_size is 512 but .* was tokenized with 300; set model.vocab_size"
+    ):
+        trainer.fit(module, datamodule=make(folder))
+
+
+def test_missing_folder_and_short_validation(folder, tmp_path) -> None:
+    with pytest.raises(ValueError, match="is not a prepared data folder"):
+        attach(make(str(tmp_path)))
+    data = attach(make(folder, sequence_length=4096, global_batch_tokens=4096))
+    with pytest.raises(ValueError, match="longer than the validation split of source 'prose'"):
+        data.val_dataloader()
+
+
+def test_epoch_table_and_warning(folder) -> None:
+    data = attach(make(folder, weights={"reference": 1}))
+    row = next(row for row in data.epoch_table(50_000) if row.source == "reference")
+    assert (row.unique_tokens, row.weight, row.tokens_drawn, row.epochs) == (10_000, 1.0, 50_000, 5.0)
+    data.trainer.max_steps = 400
+    with pytest.warns(UserWarning, match=r"source 'reference' is repeated 5\.1 times"):
+        data.setup("fit")

@@ -1,0 +1,127 @@
+"""The command line of recipes.data, and the loader benchmark."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from recipes import bench_loader
+from recipes.data import load_config, main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    rows = [f"document {i} about subject {i % 7} and nothing else, twice {i} \u2028 over" for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in rows))
+    path = tmp_path / "config.yaml"
+    settings = {
+        "out": str(tmp_path / "out"),
+        "sources": {"a": {"kind": "jsonl", "licence": "CC0", "data_files": str(tmp_path / "*.jsonl")}},
+        "tokenizer": {"vocab_size": 280},
+        "validation_fraction": 0.1,
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def edit(config: Path, **changes) -> None:
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), **changes}))
+
+
+def test_prepare_then_table(config, capsys) -> None:
+    assert main(["prepare", "--config", str(config)]) == 0
+    prepared = capsys.readouterr()
+    assert "wrote" in prepared.err and prepared.out.split("\n")[0].split() == [
+        "source", "documents", "unique", "tokens", "bytes/token", "weight", "tokens", "drawn", "epochs",
+    ]  # fmt: skip
+    assert main(["prepare", "--config", str(config)]) == 0
+    assert "up to date (same config): nothing to do" in capsys.readouterr().err
+    assert main(["table", "--dir", str(config.parent / "out"), "--tokens", "1_000_000", "--weights", "a=2"]) == 0
+    table = capsys.readouterr()
+    assert "1,000,000" in table.out and "warning: source 'a' is repeated" in table.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sources": {}}, "at least one source"),
+        ({"sources": {"a": {"data_files": "x"}}}, "needs a kind"),
+        ({"sources": {"a": {"kind": "jsonl", "data_files": "/nowhere/*"}}}, "no file matches /nowhere/*"),
+        ({"sources": {"a": {"kind": "magic"}}}, "unknown kind 'magic'"),
+        ({"tokenizer": {}}, "needs sources (a mapping by name) and tokenizer.vocab_size"),
+        ({"tokenizer": {"vocab_size": "big"}}, "tokenizer.vocab_size in"),
+        ({"tokenizer": {"vocab_size": 100}}, "vocab_size must be 257 to 200,000"),
+        ({"tokenizer": {"vocab_size": 100_000}}, "enough distinct pairs for a vocabulary of"),
+        ({"validation": 0.1}, "has unknown keys validation"),
+        ({"validation_fraction": 2}, "validation_fraction must lie between 0 and 1"),
+        ({"out": None}, "names no out; pass --out DIR"),
+    ],
+)
+def test_bad_configs_are_one_line_and_exit_2(config, capsys, changes, message) -> None:
+    edit(config, **changes)
+    assert main(["prepare", "--config", str(config)]) == 2
+    error = capsys.readouterr().err.strip().split("\n")
+    assert error[-1].startswith("error: ") and message in error[-1]
+    assert not (config.parent / "out").exists()
+
+
+def test_existing_output_of_another_config(config, capsys) -> None:
+    assert main(["prepare", "--config", str(config)]) == 0
+    edit(config, tokenizer={"vocab_size": 270})
+    assert main(["prepare", "--config", str(config)]) == 2
+    assert "pass --overwrite to replace it or choose another --out" in capsys.readouterr().err
+    assert main(["prepare", "--config", str(config), "--overwrite"]) == 0
+
+
+def test_table_errors(tmp_path, config, capsys) -> None:
+    assert main(["table", "--dir", str(tmp_path / "none")]) == 2
+    assert "is not a prepared data folder" in capsys.readouterr().err
+    main(["prepare", "--config", str(config)])
+    for weights, message in (("b=1", "unknown source 'b'"), ("a:1", "--weights takes name=number")):
+        assert main(["table", "--dir", str(tmp_path / "out"), "--weights", weights]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_missing_and_broken_config(tmp_path, capsys) -> None:
+    assert main(["prepare", "--config", str(tmp_path / "none.yaml")]) == 2
+    (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
+    assert main(["prepare", "--config", str(tmp_path / "bad.yaml")]) == 2
+    lines = capsys.readouterr().err.strip().split("\n")
+    assert len(lines) == 2 and "does not exist; examples are in conf/data/" in lines[0] and "not valid YAML" in lines[1]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["table", "--help"]])
+def test_help_has_examples(arguments) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.data", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "examples:\n  python -m recipes.data prepare --config conf/data/demo.yaml" in done.stdout
+
+
+def test_shipped_configs_are_valid() -> None:
+    for path in sorted((ROOT / "conf" / "data").glob("*.yaml")):
+        config, out = load_config(path)
+        assert out is not None and out.startswith("data/") and config.sources
+
+
+def test_loader_benchmark_reports_tokens_per_second(capsys) -> None:
+    result = bench_loader.run(["--seconds", "0.2", "--repeats", "3"])
+    assert json.loads(capsys.readouterr().out) == result
+    assert result["tokens_per_s"] > 1_000_000  # a loose floor: the machine may be busy
+
+
+@pytest.mark.slow
+def test_demo_corpus(tmp_path, capsys) -> None:
+    """Each source 5 to 60 MB after exact dedup, validation long enough for 900 windows of 128."""
+    assert main(["prepare", "--config", str(ROOT / "conf/data/demo.yaml"), "--out", str(tmp_path / "demo")]) == 0
+    manifest = json.loads((tmp_path / "demo" / "manifest.json").read_text())
+    assert list(manifest["sources"]) == ["prose", "reference", "code"] and manifest["dtype"] == "<u2"
+    for source in manifest["sources"].values():
+        assert 5e6 < sum(source["report"]["kept_bytes"].values()) < 60e6
+        assert source["splits"]["validation"]["tokens"] > 900 * 128
+        assert source["licence"] != "not stated"
