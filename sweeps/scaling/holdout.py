@@ -128,6 +128,8 @@ def _predict(
     smaller = table.up_to_budget(from_budget)
     fitted, fitted_budgets = fit(smaller), smaller.budgets
     predicted = fitted.loss_opt(budget)
+    if not np.isfinite(predicted):
+        raise FitError("the fit of the smaller budgets has no interior optimum")
     curve = next((m for m in minima if m.ok and np.isclose(m.budget, budget, rtol=1e-9)), None)
     if curve is None:
         measured, n_ratio = float(table.loss[np.isclose(table.budget, budget, rtol=1e-9)].min()), float("nan")
