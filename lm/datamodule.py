@@ -20,6 +20,7 @@ from lm.data.shards import load_manifest
 from lm.data.streams import Layout, TrainStream, ValidationWindows, validation_windows
 from lm.data.tokenizer import byte_lengths, load_tokenizer
 from lm.data.windows import Batch, WindowReader
+from lm.errors import ConfigError
 
 # Validation keeps no gradients, so it can take more than a small training micro-batch.
 VALIDATION_BATCH_TOKENS = 8192
@@ -126,7 +127,7 @@ class TokenDataModule(LightningDataModule):
         module = getattr(self.trainer, "lightning_module", None)
         config = getattr(module, "model_config", None)
         if config is not None and config.vocab_size != self.manifest.vocab_size:
-            raise ValueError(
+            raise ConfigError(
                 f"model.vocab_size is {config.vocab_size} but {self.dir} was tokenized with {self.manifest.vocab_size};"
                 f" set model.vocab_size to {self.manifest.vocab_size} or prepare the data with that vocabulary"
             )
@@ -258,7 +259,7 @@ class TokenDataModule(LightningDataModule):
         for index, name in enumerate(self.source_names):
             available = reader.count_windows(index, self.sequence_length)
             if available < 1:
-                raise ValueError(
+                raise ConfigError(
                     f"sequence_length {self.sequence_length} is longer than the validation split of source '{name}'"
                     f" ({self.manifest.tokens('validation')[name]} tokens); shorten it or hold out more"
                 )

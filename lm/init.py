@@ -61,7 +61,5 @@ def materialize(model: nn.Module, config: ModelConfig, seed: int, device: torch.
     for name, parameter in model.named_parameters():
         whole = init_tensor(name, parameter.shape, config, seed)
         if isinstance(parameter, DTensor):
-            whole = distribute_tensor(
-                whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None
-            )
+            whole = distribute_tensor(whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)
         parameter.copy_(whole)

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lm.config import ModelConfig
+from lm.errors import ConfigError
 from lm.init import materialize
 from lm.model import Llama
 from lm.optim.groups import OptimConfig, parameter_groups
@@ -66,7 +67,7 @@ class LlamaModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over the table of lm.optim.groups. The rate is set before each step, from the step alone."""
         if self.trainer.max_steps <= 0:
-            raise ValueError("the run has no length: set tokens (or trainer.max_steps)")
+            raise ConfigError("the run has no length: set tokens (or trainer.max_steps)")
         optim = self.optim_config
         groups = parameter_groups(self.model, self.model_config, optim)
         return torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps)
@@ -139,7 +140,7 @@ class LlamaModule(LightningModule):
         saved, here = checkpoint.get("model_config", {}), dataclasses.asdict(self.model_config)
         for name, value in saved.items():
             if name in here and here[name] != value and name not in _FREE_ON_RESUME:
-                raise ValueError(
+                raise ConfigError(
                     f"the checkpoint was trained with model.config.{name} = {value}, this run has {here[name]}; "
                     "set it to the checkpoint's value or start a new run"
                 )

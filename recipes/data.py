@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lm.errors import ConfigError
+
 EXAMPLES = """examples:
   python -m recipes.data prepare --config conf/data/demo.yaml
   python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
@@ -138,7 +140,7 @@ def parse_weights(text: str) -> dict[str, float]:
         try:
             weights[name.strip()] = float(value)
         except ValueError:
-            raise ValueError(f"--weights takes name=number,name=number, got '{part}'") from None
+            raise ConfigError(f"--weights takes name=number,name=number, got '{part}'") from None
     return weights
 
 

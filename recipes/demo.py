@@ -74,8 +74,10 @@ def summary(seconds: float) -> str:
         lines.append(f"fit    {name:<12} refused: {reason}")
     inside = "inside" if outcome["inside"] else "OUTSIDE"
     lines += [
-        f"plan   {forecast['c_flops']:.3g} FLOPs: {forecast['n_params']:,.0f} parameters, {forecast['d_tokens']:,.0f} tokens",
-        f"forecast   {forecast['loss']:.3f} {_ends([forecast['loss_lo'], forecast['loss_hi']], 3)} by {forecast['approach']}",
+        f"plan   {forecast['c_flops']:.3g} FLOPs: {forecast['n_params']:,.0f} parameters,"
+        f" {forecast['d_tokens']:,.0f} tokens",
+        f"forecast   {forecast['loss']:.3f} {_ends([forecast['loss_lo'], forecast['loss_hi']], 3)}"
+        f" by {forecast['approach']}",
         f"measured   {outcome['val_loss']:.3f}: {inside} the 95% interval, {outcome['relative_error']:+.2%} off",
         f"note   {fit['note']}",
         "",

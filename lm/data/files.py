@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lm.errors import ConfigError
 
-class DataError(ValueError):
+
+class DataError(ConfigError):
     """Bad input or a bad state on disk; the message is one line that says what, where and what to do."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lm.data.order import DataPlan
+from lm.errors import ConfigError
 
 
 def divisors(n: int) -> list[int]:
@@ -23,7 +24,7 @@ def micro_batches(plan: DataPlan, world_size: int, micro_batch_size: int | None)
     """
     samples = plan.samples_per_step(0)
     if samples % world_size:
-        raise ValueError(
+        raise ConfigError(
             f"a step has {samples} windows (global_batch_tokens {plan.global_batch_tokens} / sequence_length"
             f" {plan.stages[0].sequence_length}), which {world_size} processes cannot share;"
             f" process counts that work: {_some(divisors(samples))}"
@@ -31,7 +32,7 @@ def micro_batches(plan: DataPlan, world_size: int, micro_batch_size: int | None)
     share = samples // world_size
     size = share if micro_batch_size is None else micro_batch_size
     if size < 1 or share % size:
-        raise ValueError(
+        raise ConfigError(
             f"micro_batch_size {size} does not divide the {share} windows that each of {world_size} processes takes a"
             f" step; micro_batch_size values that work: {_some(divisors(share))};"
             f" with it, process counts: {_some(divisors(samples // size)) if size > 0 == samples % size else 'none'}"
@@ -39,7 +40,7 @@ def micro_batches(plan: DataPlan, world_size: int, micro_batch_size: int | None)
     accumulate = share // size
     for index, stage in enumerate(plan.stages):
         if plan.samples_per_step(index) % (world_size * accumulate):
-            raise ValueError(
+            raise ConfigError(
                 f"stage {index} has {plan.samples_per_step(index)} windows of {stage.sequence_length} tokens a step,"
                 f" which {world_size} processes x {accumulate} micro-batches cannot share;"
                 " raise micro_batch_size, use fewer processes or raise global_batch_tokens"

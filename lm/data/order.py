@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.permute import key_of, permute, subkeys
+from lm.errors import ConfigError
 
 Int64Array = NDArray[np.int64]
 
@@ -61,23 +62,23 @@ class DataPlan:
 
     def __post_init__(self) -> None:
         if not self.stages or self.stages[0].from_tokens != 0:
-            raise ValueError("a data plan needs a first stage with from_tokens 0")
+            raise ConfigError("a data plan needs a first stage with from_tokens 0")
         starts = [self.first_step(i) for i in range(len(self.stages))]
         if any(later <= earlier for earlier, later in itertools.pairwise(starts)):
             tokens = [stage.from_tokens for stage in self.stages]
-            raise ValueError(
+            raise ConfigError(
                 f"stages must start at increasing from_tokens, at least one step of {self.global_batch_tokens} tokens"
                 f" apart, got {tokens}"
             )
         for stage in self.stages:
             if stage.sequence_length < 1 or self.global_batch_tokens % stage.sequence_length:
                 near = _nearest_multiple(self.global_batch_tokens, stage.sequence_length)
-                raise ValueError(
+                raise ConfigError(
                     f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length"
                     f" {stage.sequence_length}; the nearest that works is {near}"
                 )
             if any(not math.isfinite(w) or w < 0 for w in stage.weights.values()) or not any(stage.weights.values()):
-                raise ValueError(f"weights must be 0 or more with one above 0, got {dict(stage.weights)}")
+                raise ConfigError(f"weights must be 0 or more with one above 0, got {dict(stage.weights)}")
 
     def first_step(self, stage: int) -> int:
         """0-based step at which a stage starts."""
@@ -122,7 +123,7 @@ def block_counts(weights: NDArray[np.float64]) -> Int64Array:
             break
         size *= 2
     if np.any((counts == 0) & (share > 0)):
-        raise ValueError(f"a weight below 1 in {MAX_BLOCK_SAMPLES} cannot be drawn; raise it or set it to 0")
+        raise ConfigError(f"a weight below 1 in {MAX_BLOCK_SAMPLES} cannot be drawn; raise it or set it to 0")
     return counts
 
 
@@ -131,7 +132,7 @@ def merge_ranges(ranges: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     for start, stop in sorted((int(a), int(b)) for a, b in ranges):
         if start < 0 or stop < start:
-            raise ValueError(f"a skipped range needs 0 <= start <= stop, got [{start}, {stop})")
+            raise ConfigError(f"a skipped range needs 0 <= start <= stop, got [{start}, {stop})")
         if merged and start <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         elif stop > start:
@@ -186,9 +187,9 @@ class DataOrder:
     def _count_windows(self, stage: Stage, source_tokens: Mapping[str, int]) -> Int64Array:
         for name, weight in stage.weights.items():
             if name not in source_tokens:
-                raise ValueError(f"unknown source '{name}' in weights; prepared sources: {', '.join(source_tokens)}")
+                raise ConfigError(f"unknown source '{name}' in weights; prepared sources: {', '.join(source_tokens)}")
             if weight > 0 and (source_tokens[name] - 1) // stage.sequence_length < 1:
-                raise ValueError(
+                raise ConfigError(
                     f"sequence_length {stage.sequence_length} is longer than the {source_tokens[name]} tokens of source"
                     f" '{name}'; shorten it, set the source's weight to 0 or prepare more text"
                 )

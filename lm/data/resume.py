@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lm.data.order import DataPlan
+from lm.errors import ConfigError
 
 
 def plan_fingerprint(plan: DataPlan) -> dict[str, Any]:
@@ -33,11 +34,11 @@ def check_fingerprint(
         if part == "plan":
             difference = _plan_difference(saved["plan"], current["plan"], trained_tokens)
             if difference:
-                raise ValueError(
+                raise ConfigError(
                     f"the data plan differs from the checkpoint's: {difference}; restore it or start a new run"
                 )
         elif saved[part] != current[part]:
-            raise ValueError(
+            raise ConfigError(
                 f"the {part} in {folder} differ{'' if part == 'shards' else 's'} from the checkpoint's"
                 f" (sha256 {current[part][:12]}, was {saved[part][:12]}); point data.dir at the folder it used"
             )

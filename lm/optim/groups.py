@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from lm.config import ModelConfig
+from lm.errors import ConfigError
 from lm.init import parameter_kind
 from lm.optim.schedule import ScheduleConfig
 
@@ -32,11 +33,11 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
-            raise ValueError(f"optim.lr must be positive, got {self.lr}")
+            raise ConfigError(f"optim.lr must be positive, got {self.lr}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
+            raise ConfigError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
         if self.weight_decay < 0 or self.eps <= 0:
-            raise ValueError("optim.weight_decay must not be negative and optim.eps must be positive")
+            raise ConfigError("optim.weight_decay must not be negative and optim.eps must be positive")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lm.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -24,13 +26,13 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ("cosine", "wsd"):
-            raise ValueError(f"schedule.kind must be cosine or wsd, got {self.kind!r}")
+            raise ConfigError(f"schedule.kind must be cosine or wsd, got {self.kind!r}")
         if self.warmup_steps < 0:
-            raise ValueError(f"schedule.warmup_steps must not be negative, got {self.warmup_steps}")
+            raise ConfigError(f"schedule.warmup_steps must not be negative, got {self.warmup_steps}")
         if not 0 < self.decay_fraction <= 1:
-            raise ValueError(f"schedule.decay_fraction must be in (0, 1], got {self.decay_fraction}")
+            raise ConfigError(f"schedule.decay_fraction must be in (0, 1], got {self.decay_fraction}")
         if not 0 <= self.floor <= 1:
-            raise ValueError(f"schedule.floor must be in [0, 1], got {self.floor}")
+            raise ConfigError(f"schedule.floor must be in [0, 1], got {self.floor}")
 
 
 def lr_multiplier(step: int, total_steps: int, schedule: ScheduleConfig) -> float:

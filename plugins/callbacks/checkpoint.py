@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+
+from lm.errors import ConfigError
 
 
 class PeriodicCheckpoint(Checkpoint):
@@ -20,7 +21,7 @@ class PeriodicCheckpoint(Checkpoint):
 
     def __init__(self, every_n_steps: int = 1000, keep: int = 2):
         if every_n_steps < 0 or keep < 0:
-            raise ValueError("checkpoint: every_n_steps and keep must not be negative")
+            raise ConfigError("checkpoint: every_n_steps and keep must not be negative")
         self.every_n_steps = every_n_steps
         self.keep = keep
 
@@ -47,11 +48,4 @@ class PeriodicCheckpoint(Checkpoint):
             logger.save()  # what was measured before the checkpoint must outlive a crash after it
         if trainer.is_global_zero and self.keep > 0:
             for old in sorted(folder.glob("step-*"))[: -self.keep]:
-                remove_checkpoint(old)
-
-
-def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint so that a kill half way leaves nothing that looks whole."""
-    aside = path.with_name(f".old-{path.name}")
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+                trainer.strategy.remove_checkpoint(old)

@@ -64,7 +64,10 @@ class MLflowLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """The MlflowClient; the run exists once this was read."""
+        """The MlflowClient, None before the run is open: Lightning asks before a wrong config could be refused."""
+        return self._client
+
+    def _open_client(self) -> Any:
         if self.run_id is None:
             self.open(None)
         return self._client
@@ -106,7 +109,7 @@ class MLflowLogger(Logger):
         """Write params; MLflow keeps the first value of each, so a resumed run's changed ones become tags."""
         from mlflow.entities import Param
 
-        client = self.experiment
+        client = self._open_client()
         known = client.get_run(self.run_id).data.params if self._resumed else {}
         new = []
         for key, value in params.items():
@@ -125,7 +128,7 @@ class MLflowLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         from mlflow.entities import Metric
 
-        self.experiment  # noqa: B018  the run must exist
+        self._open_client()
         now_ms = int(time.time() * 1000)
         step = step or 0
         for key, value in metrics.items():
@@ -155,7 +158,7 @@ class MLflowLogger(Logger):
 
     @rank_zero_only
     def log_artifact(self, path: Path, folder: str | None = None) -> None:
-        self.experiment.log_artifact(self.run_id, str(path), folder)
+        self._open_client().log_artifact(self.run_id, str(path), folder)
 
     def save(self) -> None:
         self.flush()

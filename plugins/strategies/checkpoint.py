@@ -20,13 +20,15 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lm.errors import ConfigError
+
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _TEMPORARY = ".tmp"
 _REMOVED = ".removed"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(ConfigError):
     """A checkpoint cannot be written or read; the message is one line that says which and what to do."""
 
 

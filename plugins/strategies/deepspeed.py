@@ -16,6 +16,7 @@ from lightning.pytorch.strategies.strategy import _ForwardRedirection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.errors import ConfigError
 from plugins.strategies import checkpoint_io, deepspeed_state, state
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit, report_differences
 
@@ -54,11 +55,11 @@ class ZeRO(Portable, DeepSpeedStrategy):
         timeout_seconds: float = 1800,
     ) -> None:
         if find_spec("deepspeed") is None:
-            raise ValueError("strategy zero needs DeepSpeed: pip install 'scalewright[deepspeed]'")
+            raise ConfigError("strategy zero needs DeepSpeed: pip install 'scalewright[deepspeed]'")
         if stage not in (1, 2, 3):
-            raise ValueError(f"ZeRO has stages 1, 2 and 3, got {stage}")
+            raise ConfigError(f"ZeRO has stages 1, 2 and 3, got {stage}")
         if offload_parameters and stage != 3:
-            raise ValueError(f"offload_parameters needs ZeRO stage 3, got stage {stage}")
+            raise ConfigError(f"offload_parameters needs ZeRO stage 3, got stage {stage}")
         self.stage = stage
         self._overlap_comm = overlap_comm
         super().__init__(
@@ -219,4 +220,4 @@ def _require_cpu_accelerator() -> None:
     from deepspeed.accelerator import get_accelerator
 
     if get_accelerator().device_name() != "cpu":
-        raise ValueError("ZeRO with trainer.accelerator cpu on a machine with a GPU: set DS_ACCELERATOR=cpu first")
+        raise ConfigError("ZeRO with trainer.accelerator cpu on a machine with a GPU: set DS_ACCELERATOR=cpu first")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from lm.errors import ConfigError
 from plugins.strategies.checkpoint_io import Reader
 from plugins.strategies.parallelize import parallelize
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit
@@ -81,7 +82,7 @@ class FSDP(Portable, ModelParallelStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         if not self._roots():
-            raise ValueError(
+            raise ConfigError(
                 f"nothing is sharded: {type(trainer.lightning_module).__name__}.configure_model must call "
                 "self.trainer.strategy.parallelize(model)"
             )

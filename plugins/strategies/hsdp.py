@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from lm.errors import ConfigError
 from plugins.strategies.fsdp import FSDP
 
 
@@ -40,13 +41,13 @@ def mesh_sizes(replicate: int | None, shard: int | None, n_nodes: int, n_devices
     given = replicate if replicate is not None else shard
     if given is not None and (given < 1 or world % given != 0):
         other = "replicate" if replicate is not None else "shard"
-        raise ValueError(f"hsdp {other} {given} does not divide the {world} devices; choose a divisor of {world}")
+        raise ConfigError(f"hsdp {other} {given} does not divide the {world} devices; choose a divisor of {world}")
     if replicate is None:
         replicate = n_nodes if shard is None else world // shard
     if shard is None:
         shard = world // replicate
     if replicate * shard != world:
-        raise ValueError(
+        raise ConfigError(
             f"hsdp replicate {replicate} x shard {shard} is {replicate * shard}, but there are {world} devices; "
             "leave one of the two out to have it computed"
         )

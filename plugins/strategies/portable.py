@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm.errors import ConfigError
 from plugins.strategies import checkpoint, checkpoint_io, gradients, state
 from plugins.strategies.checkpoint import CheckpointError
 
@@ -69,7 +70,7 @@ class Portable(_Base):
     def setup(self, trainer: Trainer) -> None:
         precision = self.precision_plugin.precision
         if precision not in _PRECISIONS:
-            raise ValueError(
+            raise ConfigError(
                 f"trainer.precision {precision} is not supported by {type(self).__name__}; "
                 f"use {' or '.join(_PRECISIONS)} (weights and optimizer state stay fp32)"
             )

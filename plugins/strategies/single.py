@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lm.errors import ConfigError
 from plugins.strategies.portable import Portable
 
 
@@ -26,7 +27,7 @@ class Single(Portable, SingleDeviceStrategy):
     def setup_environment(self) -> None:
         n_devices = len(self.parallel_devices or []) * self.num_nodes
         if n_devices > 1:
-            raise ValueError(
+            raise ConfigError(
                 f"strategy single runs on one device, trainer.devices x trainer.num_nodes is {n_devices}; "
                 "use ddp, fsdp, hsdp, zero1, zero2 or zero3"
             )

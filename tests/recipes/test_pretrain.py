@@ -1,0 +1,156 @@
+"""The command line on a small real corpus: a run, its resume, and one clear line for each mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm.data.synthetic import random_documents, write_folder
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sources of random ids and an experiment on them."""
+    folder = tmp_path_factory.mktemp("pretrain")
+    documents = {
+        name: {
+            "train": random_documents(40_000, 300, 60, seed),
+            "validation": random_documents(2_000, 300, 60, seed + 10),
+        }
+        for seed, name in enumerate(("prose", "code"))
+    }
+    write_folder(folder / "data", documents, vocab_size=300)
+    experiment = {
+        "name": "small",
+        "runs_dir": str(folder / "runs"),
+        "tokens": 4096,
+        "model": {"config": {"vocab_size": 300, "d_model": 32, "n_layers": 1, "n_heads": 2}},
+        "data": {
+            "dir": str(folder / "data"),
+            "sequence_length": 32,
+            "global_batch_tokens": 256,
+            "validation_windows": 8,
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "log_every_n_steps": 4,
+            "val_check_interval": 8,
+            "callbacks": [
+                {"class_path": "plugins.callbacks.throughput.Throughput"},
+                {"class_path": "plugins.callbacks.checkpoint.PeriodicCheckpoint", "init_args": {"every_n_steps": 8}},
+            ],
+        },
+    }
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment))
+    return folder
+
+
+def pretrain(folder: Path, *arguments: str, command: str = "fit") -> subprocess.CompletedProcess:
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "recipes.pretrain", command, "--config", str(folder / "experiment.yaml"), *arguments]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def history(folder: Path, run: str, key: str) -> dict[int, float]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    run_id = (folder / "runs" / run / "mlflow_run_id").read_text().strip()
+    points = client.get_metric_history(run_id, key)
+    assert len({point.step for point in points}) == len(points)
+    return {point.step: point.value for point in points}
+
+
+def test_fit_then_resume_under_another_strategy(folder: Path) -> None:
+    """8 + 8 steps with a change from one process to fsdp on two are the same run as 16 steps at once."""
+    whole = pretrain(folder, "--name", "whole")
+    assert whole.returncode == 0, whole.stderr
+    assert sorted(p.name for p in (folder / "runs/whole/checkpoints").iterdir()) == ["step-00000008", "step-00000016"]
+    config = yaml.safe_load((folder / "runs/whole/config.yaml").read_text())
+    assert config["model"]["config"]["d_model"] == 32 and config["trainer"]["max_steps"] == 16
+    losses = history(folder, "whole", "loss")
+    assert list(losses) == [4, 8, 12, 16]
+    for key in ("val_loss", "val_loss/prose", "bpb/code", "bpb"):
+        assert list(history(folder, "whole", key)) == [8, 16]
+    for key in ("lr", "grad_norm", "tokens", "tokens_per_s", "flops"):
+        assert list(history(folder, "whole", key)) == [4, 8, 12, 16]
+
+    # The last checkpoint is torn by hand: the one before it is taken, under another strategy.
+    newest = folder / "runs/whole/checkpoints/step-00000016"
+    (newest / "manifest.json").unlink()
+    again = pretrain(
+        folder, "--name", "whole", "--ckpt_path", "last", "--trainer.strategy", "fsdp", "--trainer.devices", "2"
+    )
+    assert again.returncode == 0, again.stderr
+    assert history(folder, "whole", "loss") == losses
+    assert json.loads((newest / "manifest.json").read_text())["step"] == 16
+
+    taken = pretrain(folder, "--name", "whole")
+    assert taken.returncode == 2
+    assert "already holds a run" in taken.stderr and "--ckpt_path last" in taken.stderr
+
+    checked = pretrain(folder, "--name", "whole", "--ckpt_path", "last", command="validate")
+    assert checked.returncode == 0, checked.stderr
+
+
+def one_error(stderr: str) -> str:
+    assert "Traceback" not in stderr
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, stderr
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data.weights", "{prose: 1, poetry: 1}"], ["poetry", "prose, code"]),
+        (["--model.config.vocab_size", "512"], ["512", "300"]),
+        (["--data.sequence_length", "65536", "--data.global_batch_tokens", "65536"], ["longer", "shorten"]),
+        (["--data.global_batch_tokens", "224", "--data.micro_batch_size", "2"], ["micro_batch_size 2", "1, 7"]),
+        (["--data.dir", "nowhere"], ["nowhere", "recipes.data prepare"]),
+        (["--tokens", "0"], ["set tokens"]),
+        (["--ckpt_path", "last"], ["no run", "continue"]),
+        (["--model.config.n_heads", "5"], ["n_heads"]),
+        (["--no_such_key", "1"], ["no_such_key"]),
+        (["--trainer.strategy", "fsdq"], ["fsdq"]),
+        (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
+    ],
+)
+def test_a_mistake_is_one_line(
+    folder: Path,
+    arguments: list[str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from recipes.pretrain import main
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+    line = ["pretrain", "fit", "--config", str(folder / "experiment.yaml"), "--name", "mistake", *arguments]
+    monkeypatch.setattr(sys, "argv", line)
+    assert main() == 2
+    error = one_error(capfd.readouterr().err)
+    for word in words:
+        assert word in error
+
+
+def test_a_world_size_that_does_not_divide_the_batch(folder: Path) -> None:
+    done = pretrain(folder, "--name", "mistake", "--data.global_batch_tokens", "224", "--trainer.devices", "2")
+    assert done.returncode == 2, done.stderr
+    error = one_error(done.stderr)
+    assert "7 windows" in error and "process counts that work: 1, 7" in error
+
+
+def test_help_explains() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.pretrain", "fit", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    for text in ("--trainer.strategy", "--data.global_batch_tokens", "tokens an optimizer step", "--ckpt_path"):
+        assert text in done.stdout
