@@ -1,6 +1,7 @@
 """The data module: the same stream on any layout and after any resume, exact loss weights, validation, errors."""
 
 import itertools
+import pickle
 import random
 import warnings
 from types import SimpleNamespace
@@ -94,6 +95,13 @@ def test_workers_keep_the_exact_order_of_micro_batches(folder) -> None:
             assert batches[0].keys() == other.keys()
             for key, value in batches[0].items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+
+def test_spawned_workers_are_sent_paths_not_ids(folder) -> None:
+    stream = attach(make(folder), step=3).train_dataloader().stream
+    data = pickle.dumps(stream)
+    assert len(data) < 60_000
+    assert torch.equal(next(iter(pickle.loads(data)))["input_ids"], next(iter(stream))["input_ids"])
 
 
 def test_iterating_leaves_global_random_state_alone(folder) -> None:
@@ -427,9 +435,7 @@ def test_wrong_vocabulary_is_one_line(folder) -> None:
     module = Tiny()
     module.model_config.vocab_size = 512
     trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False)
-    with pytest.raises(
-        ValueError, match=r"model.vocab_size is 512 but .* was tokenized with 300; set model.vocab_size"
-    ):
+    with pytest.raises(ValueError, match=r"vocab_size is 512 but .* was tokenized with 300; set model.vocab_size"):
         trainer.fit(module, datamodule=make(folder))
 
 
