@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from lightning.pytorch import Trainer
@@ -16,6 +16,7 @@ from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
 from plugins.strategies.checkpoint import latest
+from plugins.strategies.portable import PRECISIONS
 from recipes.run_record import RunRecord
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
@@ -39,6 +40,13 @@ class Parts(NamedTuple):
     data: TokenDataModule
 
 
+class OneLineParser(LightningArgumentParser):
+    """Says what is wrong in one line, without pages of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise ConfigError(f"{' '.join(message.split())}; for the options run: python -m recipes.pretrain fit --help")
+
+
 class PretrainCLI(LightningCLI):
     """LightningCLI with the recipe's defaults, owners of shared values, and run folders."""
 
@@ -47,12 +55,12 @@ class PretrainCLI(LightningCLI):
         defaults: dict[str, Any] = {
             "default_config_files": [_DEFAULTS],
             "parser_mode": "omegaconf+",
-            "exit_on_error": False,  # a parse error becomes one line, without pages of usage
         }
         super().__init__(
             LlamaModule,
             TokenDataModule,
             save_config_callback=RunRecord,
+            parser_class=OneLineParser,
             trainer_defaults=dict(_FIXED),
             seed_everything_default=0,
             parser_kwargs=dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
@@ -79,6 +87,7 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.config.subcommand] if self.config.get("subcommand") else self.config
         config.trainer.strategy = default_strategy(config.trainer)
+        check_names(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
             config.trainer.max_steps = steps_for(config.tokens, config.data.global_batch_tokens)
         if not self.config.get("subcommand"):
@@ -116,6 +125,21 @@ def find_checkpoint(ckpt_path: str, run_dir: Path) -> str | None:
         raise ConfigError(f"--ckpt_path last: there is no run in {run_dir} to continue; leave it out to start one")
     found = latest(run_dir / "checkpoints")
     return None if found is None else str(found)
+
+
+def check_names(trainer: Any) -> None:
+    """Refuse a strategy or precision that Lightning would replace or reject in many lines.
+
+    Raises:
+        ConfigError: unknown strategy name, or a precision that the strategies do not have.
+    """
+    if isinstance(trainer.strategy, str) and trainer.strategy not in plugins.strategies.NAMES:
+        raise ConfigError(
+            f"trainer.strategy {trainer.strategy} is unknown; take one of {', '.join(plugins.strategies.NAMES)},"
+            " or a class_path"
+        )
+    if str(trainer.precision) not in PRECISIONS:
+        raise ConfigError(f"trainer.precision {trainer.precision} is not supported; use {' or '.join(PRECISIONS)}")
 
 
 def default_strategy(trainer: Any) -> Any:

@@ -20,14 +20,12 @@ from lm.errors import ConfigError
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
     _quiet()
-    from jsonargparse import ArgumentError
-
     from recipes.build import PretrainCLI
 
     try:
         PretrainCLI()
-    except (ConfigError, ArgumentError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

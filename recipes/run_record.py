@@ -18,10 +18,10 @@ class RunRecord(SaveConfigCallback):
     """Saves config.yaml in the run's folder and opens the MLflow run, new or continued."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved:
-            return
-        self.already_saved = True
-        if not trainer.is_global_zero or stage != "fit":
+        """Nothing yet: model, strategy and checkpoint may still be refused, and must leave no run behind."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
             return
         run_dir = Path(trainer.default_root_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -45,6 +45,7 @@ def run_facts(trainer: Trainer, module: Any) -> dict[str, Any]:
     per_token = flops_per_token(config, data.sequence_length)
     return {
         "n_params": n_params(config),
+        "n_convention": "matmul",
         "n_params_total": counts.total,
         "n_params_non_embedding": counts.non_embedding,
         "d_tokens": tokens,

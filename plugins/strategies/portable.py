@@ -33,7 +33,7 @@ else:
 
 Guard = Callable[[Tensor, Any], bool]
 
-_PRECISIONS = ("32-true", "bf16-mixed")
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 class Portable(_Base):
@@ -69,10 +69,10 @@ class Portable(_Base):
 
     def setup(self, trainer: Trainer) -> None:
         precision = self.precision_plugin.precision
-        if precision not in _PRECISIONS:
+        if precision not in PRECISIONS:
             raise ConfigError(
                 f"trainer.precision {precision} is not supported by {type(self).__name__}; "
-                f"use {' or '.join(_PRECISIONS)} (weights and optimizer state stay fp32)"
+                f"use {' or '.join(PRECISIONS)} (weights and optimizer state stay fp32)"
             )
         super().setup(trainer)
 

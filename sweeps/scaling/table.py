@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.errors import ConfigError
+
 Array = NDArray[np.float64]
 
 # Runs without a budget column belong to one budget when ln C differs by less than this from a neighbour's.
@@ -22,7 +24,7 @@ BUDGET_TOLERANCE = 0.10
 LARGEST_LOSS = 1e300
 
 
-class FitError(ValueError):
+class FitError(ConfigError):
     """The data cannot support the answer asked for; the message says why and what would help."""
 
 
