@@ -19,11 +19,17 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "lightning.pytorch", "deepspeed"]
+_PRELOAD = [
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "lightning.pytorch",
+    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # compiles at import; DeepSpeed imports it at its first start
+]
 _GRACE_SECONDS = 5.0  # what the other ranks get to fail by themselves, so that their tracebacks are seen too
 
 
-def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 120, **kwargs: Any) -> list:
+def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_seconds: float = 240, **kwargs: Any) -> list:
     """Call function(*args, **kwargs) in `world_size` processes and return their results in rank order.
 
     Args:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from plugins.strategies import checkpoint
@@ -92,7 +94,7 @@ def test_a_skipped_step_changes_nothing(runs, layout: Layout) -> None:
     assert skip["asked"] == skip["norms"]
     assert len(states[0]) > 30
     assert states[SKIPPED] == states[SKIPPED - 1]  # weights, moments and step counts, bit for bit
-    for earlier, later in zip(states, states[1:], strict=False):
+    for earlier, later in itertools.pairwise(states):
         changed = {key for key in earlier if earlier[key] != later[key]}
         assert changed == (set() if later is states[SKIPPED] else set(earlier))
     assert_close(skip["losses"], reference["losses"])
