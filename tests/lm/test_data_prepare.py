@@ -19,7 +19,9 @@ from lm.data.shards import load_manifest
 from lm.data.sources import SourceSpec
 from lm.data.tokenizer import END_OF_TEXT, byte_lengths, load_tokenizer
 
-WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he"]
+WORDS = [
+    start + end for start in ("th", "wh", "be", "no", "fr") for end in ("e", "at", "ing", "ore", "om", "ther", "ere")
+]
 
 
 def write_source(path: Path, seed: int, n_documents: int = 120) -> None:
