@@ -19,4 +19,5 @@ def token_nll(logits: Tensor, labels: Tensor) -> Tensor:
         [B, T] fp32; 0 where the label is IGNORE.
     """
     nll = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
-    return nll.view(labels.shape)
+    # A copy, since fully_shard hooks the model's output and loses the hook when a view of it is changed in place.
+    return nll.view(labels.shape).clone()

@@ -95,7 +95,7 @@ class PretrainCLI(LightningCLI):
         run_dir = Path(config.trainer.default_root_dir)
         if config.get("ckpt_path") is not None:
             config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
-        elif self.config.subcommand == "fit" and not _is_child_rank() and (run_dir / "config.yaml").exists():
+        elif self.config.subcommand == "fit" and not is_child_rank() and (run_dir / "config.yaml").exists():
             raise ConfigError(
                 f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
             )
@@ -154,7 +154,7 @@ def default_strategy(trainer: Any) -> Any:
     return "single" if count * int(trainer.num_nodes) == 1 else "ddp"
 
 
-def _is_child_rank() -> bool:
+def is_child_rank() -> bool:
     """True in every process but the first: only that one may judge the run folder, before it writes there."""
     return int(os.environ.get("LOCAL_RANK", 0)) > 0 or int(os.environ.get("RANK", 0)) > 0
 

@@ -19,13 +19,14 @@ from lm.errors import ConfigError
 
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
-    _quiet()
-    from recipes.build import PretrainCLI
+    from recipes.build import PretrainCLI, is_child_rank
 
+    _quiet()
     try:
         PretrainCLI()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not is_child_rank():  # every rank meets the same mistake
+            print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -34,12 +35,19 @@ def _quiet() -> None:
     """Drop messages that ask for nothing a user of this recipe should do."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
-    logging.getLogger("lightning.fabric.utilities.rank_zero").addFilter(_is_news)
+    warnings.filterwarnings("ignore", message=".*`__len__` defined.*")
+    warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
+    warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.addFilter(_is_news)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return not re.search(r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set", record.getMessage())
+    return not re.search(
+        r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set|^-+$|^$|^distributed_backend",
+        record.getMessage().strip(),
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lm.errors import ConfigError
+from plugins.strategies.checkpoint import MANIFEST
 
 
 class PeriodicCheckpoint(Checkpoint):
@@ -41,7 +42,7 @@ class PeriodicCheckpoint(Checkpoint):
         """Save now; every rank must call it."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         path = folder / f"step-{trainer.global_step:08d}"
-        if trainer.strategy.broadcast(path.exists()):
+        if trainer.strategy.broadcast((path / MANIFEST).exists()):
             return  # a resumed run that has nothing left to do
         trainer.save_checkpoint(path, weights_only=False)
         for logger in trainer.loggers:
