@@ -10,7 +10,17 @@ import torch
 from lightning.pytorch import Callback
 
 from plugins.strategies.deepspeed import ZeRO
-from tests.distributed.scenario import CONFIG, Layout, Model, SaveAt, build_trainer, fit, shapes, snapshot
+from tests.distributed.scenario import (
+    CONFIG,
+    Layout,
+    Model,
+    SaveAfterValidation,
+    SaveAt,
+    build_trainer,
+    fit,
+    shapes,
+    snapshot,
+)
 
 STEPS, SAVED_STEP = 20, 10
 SKIP_STEPS, SKIPPED = 5, 2
@@ -35,9 +45,18 @@ def curve(module: Model) -> dict[str, Any]:
 
 
 def whole_run(layout: Layout, path: Path) -> dict[str, Any]:
-    module = Model()
-    fit(build_trainer(layout, STEPS, callbacks=[SaveAt(SAVED_STEP, path)]), module)
-    return {**curve(module), "shapes": shapes(module)}
+    """With a validation after step SAVED_STEP, and the save after that."""
+    trainer = build_trainer(
+        layout,
+        STEPS,
+        callbacks=[SaveAfterValidation(SAVED_STEP, path)],
+        val_check_interval=2 * SAVED_STEP,
+        check_val_every_n_epoch=None,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+    )
+    module = fit(trainer, Model(), validate=True)
+    return {**curve(module), "shapes": shapes(module), "validation": module.validation_losses}
 
 
 def resume(layout: Layout, path: Path) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Model(LightningModule):
         self.model: Llama | None = None
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.validation_losses: list[float] = []
         self._loss: Any = 0.0
 
     def configure_model(self) -> None:
@@ -127,6 +128,10 @@ class Model(LightningModule):
             self.norms.append(float(self.trainer.strategy.grad_norm))
             self._loss = 0.0
 
+    def validation_step(self, batch, batch_idx):
+        nll = self.model(batch["input_ids"], None, batch["labels"])
+        self.validation_losses.append(float(self.trainer.strategy.reduce(nll.mean(), reduce_op="mean")))
+
 
 class SaveAt(Callback):
     """Saves one checkpoint after the given optimizer step."""
@@ -136,6 +141,17 @@ class SaveAt(Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if trainer.global_step == self.step and (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            trainer.save_checkpoint(self.path)
+
+
+class SaveAfterValidation(SaveAt):
+    """Saves when the validation after the given step is over: parameters may still be gathered from it."""
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        pass
+
+    def on_validation_end(self, trainer, module):
+        if trainer.global_step == self.step and not trainer.sanity_checking:
             trainer.save_checkpoint(self.path)
 
 
@@ -168,9 +184,10 @@ def build_trainer(layout: Layout, steps: int, *, accumulate: int = 2, **options:
     )
 
 
-def fit(trainer: Trainer, module: Model, ckpt_path: Path | None = None) -> Model:
+def fit(trainer: Trainer, module: Model, ckpt_path: Path | None = None, validate: bool = False) -> Model:
     """Train from the start or from a checkpoint to the trainer's max_steps."""
-    trainer.fit(module, DataLoader(Stream(trainer), batch_size=None), ckpt_path=ckpt_path)
+    train, validation = (DataLoader(Stream(trainer), batch_size=None) for _ in range(2))
+    trainer.fit(module, train, validation if validate else None, ckpt_path=ckpt_path)
     return module
 
 

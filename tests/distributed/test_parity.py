@@ -41,6 +41,7 @@ def test_losses_and_norms_equal_one_process(runs, layout: Layout) -> None:
     assert max(reference["norms"]) > CLIP  # clipping takes part
     assert_close(whole["losses"], reference["losses"])
     assert_close(whole["norms"], reference["norms"])
+    assert len(reference["validation"]) == STEPS // SAVED_STEP
     assert whole["shapes"] == reference["shapes"]
 
 
