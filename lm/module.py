@@ -40,10 +40,10 @@ class LlamaModule(LightningModule):
         self.model_config = config
         self.optim_config = optim
         self.seed = seed
-        self.model: Llama | None = None
+        self.model: Any = None  # Llama, once configure_model has built it
         self.metrics: dict[str, float] = {}
         self._step_loss: Tensor | float = 0.0
-        self._validation_sums: Tensor | None = None
+        self._validation_sums: Tensor = torch.zeros(0)
 
     def setup(self, stage: str) -> None:
         # Lightning counts validation in micro-batches; here an interval is in optimizer steps.
@@ -70,7 +70,7 @@ class LlamaModule(LightningModule):
             raise ConfigError("the run has no length: set tokens (or trainer.max_steps)")
         optim = self.optim_config
         groups = parameter_groups(self.model, self.model_config, optim)
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps)
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps)
 
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step `step`, before the groups' multipliers."""
@@ -95,7 +95,8 @@ class LlamaModule(LightningModule):
         step = self.trainer.global_step  # steps done, this one included
         if step == self.trainer.max_steps:
             self.trainer.val_check_batch = self.trainer.fit_loop.total_batch_idx + 1  # always validate at the end
-        if step % self.trainer.log_every_n_steps != 0 and step != self.trainer.max_steps:
+        trainer: Any = self.trainer
+        if step % trainer.log_every_n_steps != 0 and step != self.trainer.max_steps:
             return
         values = {"loss": float(self.trainer.strategy.reduce(step_loss, reduce_op="mean")), "lr": self.lr(step - 1)}
         grad_norm = getattr(self.trainer.strategy, "grad_norm", None)
@@ -104,7 +105,8 @@ class LlamaModule(LightningModule):
         self.record(values)
 
     def on_validation_epoch_start(self) -> None:
-        sources = len(self.trainer.datamodule.source_names)
+        trainer: Any = self.trainer
+        sources = len(trainer.datamodule.source_names)
         # nats, labelled tokens and their bytes per source; fp64 because counts pass 2^24
         self._validation_sums = torch.zeros(sources, 3, dtype=torch.float64, device=self.device)
 
@@ -116,8 +118,9 @@ class LlamaModule(LightningModule):
         sums[2] += batch["target_bytes"].sum()
 
     def on_validation_epoch_end(self) -> None:
-        sums = self.trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
-        data = self.trainer.datamodule
+        trainer: Any = self.trainer
+        sums = trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
+        data = trainer.datamodule
         weights = [data.source_weights.get(name, 0.0) for name in data.source_names]
         values = validation_metrics(data.source_names, weights, sums)
         if not self.trainer.sanity_checking:

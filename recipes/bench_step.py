@@ -60,10 +60,11 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "validation": random_documents(4 * options.sequence_length, options.vocab_size, 300, seed=1),
     }
     write_folder(folder / "data", {"random": documents}, options.vocab_size)
-    trainer, module, data = build(_config(folder, options))
+    parts = build(_config(folder, options))
+    trainer: Any = parts.trainer
     turns = _turns(options)
     trainer.callbacks.append(turns)
-    trainer.fit(module, datamodule=data)
+    trainer.fit(parts.module, datamodule=parts.data)
     ratios = [bare / recipe for recipe, bare in zip(turns.recipe_seconds, turns.bare_seconds, strict=True)]
     step_tokens = options.steps * options.sequences * options.sequence_length
     return {

@@ -37,7 +37,7 @@ class RunRecord(SaveConfigCallback):
                 logger.log_artifact(run_dir / "config.yaml")
 
 
-def run_facts(trainer: Trainer, module: Any) -> dict[str, Any]:
+def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
     """Parameters of the run under the names that sweeps and fits read."""
     data, config, optim = trainer.datamodule, module.model_config, module.optim_config
     counts = count_parameters(config)

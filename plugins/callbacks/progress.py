@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 
@@ -30,12 +30,12 @@ class StepProgress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._started = self._printed = time.monotonic()
         self._first_step = trainer.global_step
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self._enabled or not trainer.is_global_zero:
             return
@@ -48,7 +48,7 @@ class StepProgress(ProgressBar):
         end = "\r" if sys.stderr.isatty() and not last else "\n"
         print(self._line(trainer, pl_module, now - self._started), end=end, file=sys.stderr, flush=True)
 
-    def _line(self, trainer: Trainer, pl_module: LightningModule, seconds: float) -> str:
+    def _line(self, trainer: Trainer, pl_module: Any, seconds: float) -> str:
         step, total = trainer.global_step, trainer.max_steps
         left = seconds / max(1, step - self._first_step) * (total - step)
         parts = [f"step {step}/{total}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 
 from lm.plan import flops_per_token
 
@@ -21,12 +21,12 @@ class Throughput(Callback):
         self._tokens = 0
         self._since: float | None = None
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._since is None:
             self._since = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._tokens += batch["input_ids"].numel()
         step = trainer.global_step
@@ -46,7 +46,7 @@ class Throughput(Callback):
         )
         self._seconds, self._tokens, self._since = 0.0, 0, time.perf_counter()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._pause()
 
     def _pause(self) -> None:

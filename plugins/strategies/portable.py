@@ -185,7 +185,7 @@ class Portable(_Base):
         Raises:
             CheckpointError: on all ranks; the checkpoint is incomplete, damaged, or of another model or optimizer.
         """
-        checkpoint_path = self.broadcast(checkpoint_path)  # type: ignore[attr-defined]
+        checkpoint_path = self.broadcast(checkpoint_path)
         reader = checkpoint_io.Reader(Path(checkpoint_path))
         module = self._module()
         reader.together(lambda: state.check_model(module, reader.metadata, module.strict_loading))
