@@ -1,4 +1,9 @@
-"""Benchmark of the training loader: tokens per second on one core through the real DataLoader path."""
+"""Benchmark of the training loader: tokens per second on one core through the real DataLoader path.
+
+Examples:
+  python -m recipes.bench loader
+  python -m recipes.bench loader --dir data/demo --sequence-length 128 --micro-batch-size 8
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = """examples:
-  python -m recipes.bench loader
-  python -m recipes.bench loader --dir data/demo --sequence-length 128 --micro-batch-size 8
-"""
+from recipes.command import command_parser
 
 SYNTHETIC_TOKENS = 20_000_000
 WARM_UP_BATCHES = 50
@@ -22,12 +24,7 @@ WARM_UP_BATCHES = 50
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.bench loader",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("recipes.bench loader", __doc__)
     parser.add_argument("--dir", type=Path, help="prepared data folder (default: random ids, 20M tokens, 3 sources)")
     parser.add_argument("--sequence-length", type=int, default=512, help="tokens a window")
     parser.add_argument("--micro-batch-size", type=int, default=16, help="windows a batch")

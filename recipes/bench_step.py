@@ -2,6 +2,10 @@
 
 Both train the same model on the same kind of batches in the same process, turn by turn: some steps of the recipe,
 then as many of the bare loop, so that a machine whose speed drifts is fair to both.
+
+Examples:
+  python -m recipes.bench step
+  python -m recipes.bench step --d-model 128 --sequence-length 128 --rounds 9
 """
 
 from __future__ import annotations
@@ -15,20 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = """examples:
-  python -m recipes.bench step
-  python -m recipes.bench step --d-model 128 --sequence-length 128 --rounds 9
-"""
+from recipes.command import command_parser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.bench step",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("recipes.bench step", __doc__)
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--n-layers", type=int, default=4)
     parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")

@@ -1,4 +1,11 @@
-"""Prepare data: named sources -> tokenized shards; and the table of what is there."""
+"""Prepare data: named sources -> tokenized shards; and the table of what is there.
+
+Examples:
+  python -m recipes.data prepare --config conf/data/demo.yaml
+  python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
+  python -m recipes.data table --dir data/demo
+  python -m recipes.data table --dir data/demo --tokens 4_000_000 --weights prose=2,reference=1,code=1
+"""
 
 from __future__ import annotations
 
@@ -8,23 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-
-EXAMPLES = """examples:
-  python -m recipes.data prepare --config conf/data/demo.yaml
-  python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
-  python -m recipes.data table --dir data/demo
-  python -m recipes.data table --dir data/demo --tokens 4_000_000 --weights prose=2,reference=1,code=1
-"""
+from recipes.command import command_parser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.data",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("recipes.data", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     prepare = commands.add_parser(
         "prepare",

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from recipes.command import command_parser
+
 DATA_CONFIG = "conf/data/demo.yaml"
 SWEEP_CONFIG = "conf/sweep/demo.yaml"
 OUT = Path("runs/demo")
@@ -103,13 +105,7 @@ def _percent(value: float | None) -> str:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Options of the demo."""
-    description, _, examples = (__doc__ or "").partition("Examples:")
-    parser = argparse.ArgumentParser(
-        "python -m recipes.demo",
-        description=description,
-        epilog="Examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("recipes.demo", __doc__)
     parser.add_argument("--budget", type=float, default=1.2e13, help="FLOPs of the planned run (default %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="of the planned run (default %(default)s)")
     return parser.parse_args(argv)

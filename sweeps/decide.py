@@ -26,6 +26,7 @@ import yaml
 
 from lm.errors import ConfigError
 from lm.plan import count_parameters
+from recipes.command import command_parser
 from sweeps.config import SweepConfig, load_config
 from sweeps.files import write_text
 from sweeps.grid import Cell, build_grid, grid_id
@@ -118,13 +119,7 @@ def _report_cell(cell: Cell) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.decide`."""
-    description, _, examples = (__doc__ or "").partition("Examples:")
-    p = argparse.ArgumentParser(
-        "python -m sweeps.decide",
-        description=description,
-        epilog="Examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = command_parser("sweeps.decide", __doc__)
     p.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the finished sweep")
     p.add_argument("--budget", type=float, required=True, metavar="FLOPS", help="of the planned run")
     p.add_argument("--processes", type=int, default=1, metavar="N", help="devices of the planned run")

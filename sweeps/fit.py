@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from recipes.command import command_parser
 from sweeps.fit_report import FitReport, result_metrics
 from sweeps.records import KIND, describe_fits, log_run, read_runs
 from sweeps.scaling.analysis import APPROACHES, analyse
@@ -115,13 +116,7 @@ def log_fit(
 
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.fit`."""
-    description, _, examples = (__doc__ or "").partition("Examples:")
-    p = argparse.ArgumentParser(
-        "python -m sweeps.fit",
-        description=description,
-        epilog="Examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = command_parser("sweeps.fit", __doc__)
     add_run_arguments(p)
     p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
     p.add_argument("--json", type=Path, metavar="FILE", help="write every number here as JSON")

@@ -19,6 +19,7 @@ from typing import Any
 
 from lm.config import ModelConfig
 from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_for_budget, training_flops
+from recipes.command import command_parser
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.fit_report import FitReport, quantity
 from sweeps.plots import Marker
@@ -251,13 +252,7 @@ def read_shapes(path: Path) -> list[ModelConfig]:
 
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.forecast`."""
-    description, _, examples = (__doc__ or "").partition("Examples:")
-    p = argparse.ArgumentParser(
-        "python -m sweeps.forecast",
-        description=description,
-        epilog="Examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = command_parser("sweeps.forecast", __doc__)
     add_run_arguments(p)
     p.add_argument("--budget", type=float, required=True, metavar="FLOPS", help="of the planned run")
     p.add_argument("--shapes", type=Path, metavar="FILE.yaml", help="list of shapes to choose from")

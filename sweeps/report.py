@@ -21,6 +21,7 @@ from typing import Any
 
 from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
+from recipes.command import command_parser
 from sweeps.files import write_text
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport
@@ -120,13 +121,7 @@ def page(fit: FitReport, forecast: Forecast, outcome: Check, metrics: dict[str, 
 
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.report`."""
-    description, _, examples = (__doc__ or "").partition("Examples:")
-    p = argparse.ArgumentParser(
-        "python -m sweeps.report",
-        description=description,
-        epilog="Examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    p = command_parser("sweeps.report", __doc__)
     p.add_argument("--decision", type=Path, required=True, metavar="DIR", help="folder made by sweeps.decide")
     p.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of all training runs")
     return p
