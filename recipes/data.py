@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
         "prepare",
         help="text to shards",
         description="Read, deduplicate, split, tokenize. Interrupted, the same command goes on where it stopped.",
-        epilog=EXAMPLES,
+        epilog=parser.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     prepare.add_argument("--config", required=True, type=Path, help="YAML file, see conf/data/")
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         "table",
         help="sources, tokens, epochs",
         description="Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
-        epilog=EXAMPLES,
+        epilog=parser.epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
