@@ -28,8 +28,8 @@ def parameter_kind(name: str) -> str:
 def init_std(name: str, config: ModelConfig) -> float:
     """Standard deviation of the parameter's normal init.
 
-    The embedding gets config.embedding_init_std. Hidden matrices get config.init_std, output projections divided by sqrt(2 L) (GPT-2), and under muP all hidden
-    matrices divided by sqrt(m) (arXiv 2203.03466, table 8).
+    The embedding gets config.embedding_init_std. Hidden matrices get config.init_std, output projections divided by
+    sqrt(2 L) (GPT-2), and under muP all hidden matrices divided by sqrt(m) (arXiv 2203.03466, table 8).
     """
     std = config.init_std
     if parameter_kind(name) == "embedding":
