@@ -118,9 +118,7 @@ def build_grid(config: SweepConfig, corpus: Corpus) -> list[Cell]:
     return sorted(cells, key=lambda cell: (-cell.relative_cost, cell.label))
 
 
-def make_cell(
-    config: SweepConfig, corpus: Corpus, budget: float, width: int, seed: int, multiple: int = 1
-) -> Cell:
+def make_cell(config: SweepConfig, corpus: Corpus, budget: float, width: int, seed: int, multiple: int = 1) -> Cell:
     """The run of one width at one budget, by the sweep's rules.
 
     Args:
@@ -142,9 +140,17 @@ def make_cell(
         sequences=sequences,
         steps=steps,
         warmup_steps=config.warmup.steps_for(steps),
-        lr=float(config.optim.get("lr", 3e-4)),
+        lr=_learning_rate(config),
     )
     return dataclasses.replace(cell, cell_id=cell_id(cell, config, corpus))
+
+
+def _learning_rate(config: SweepConfig) -> float:
+    lr = config.optim.get("lr", 3e-4)
+    try:
+        return float(lr)  # YAML reads 8e-3 as text
+    except (TypeError, ValueError):
+        raise ConfigError(f"optim.lr must be a number, got {lr!r}") from None
 
 
 def _problems(cell: Cell, config: SweepConfig) -> list[str]:
@@ -211,7 +217,7 @@ def cell_id(cell: Cell, config: SweepConfig, corpus: Corpus) -> str:
         "version": CELL_VERSION,
         "flop_convention": DEFAULT_FLOP_CONVENTION,
         "cell": dataclasses.asdict(dataclasses.replace(cell, cell_id="")),
-        "optim": config.optim,
+        "optim": {key: value for key, value in config.optim.items() if key != "lr"},  # the cell has it as a number
         "data": {
             "fingerprint": corpus.fingerprint,
             "weights": config.data.weights,
