@@ -69,7 +69,7 @@ def test_ids_are_stable_and_change_with_what_changes_the_result() -> None:
         {"optim": {**SMALL["optim"], "weight_decay": 0.0}},
         {"model": {**SMALL["model"], "init_std": 0.1}},
         {"warmup": {"min_steps": 1, "fraction": 0.5}},
-        {"batch": {"sequences": 80}},
+        {"batch": {"min_sequences": 3, "sequences": 12}},
         {"seeds": [1]},
         {"data": {**SMALL["data"], "validation_windows": 7}},
         {"data": {**SMALL["data"], "weights": {"a": 1, "b": 1}}},
