@@ -72,6 +72,7 @@ def test_resume_under_another_strategy(runs, source: str, target: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # the first one makes the checkpoints of all layouts
 @EVERY
 def test_resume_from_every_strategy(runs, layout: Layout) -> None:
     paths = [runs.checkpoint(source) for source in LAYOUTS]
