@@ -73,6 +73,7 @@ def recipe_config(cell: Cell, config: SweepConfig, parent_run_id: str) -> dict[s
         "log_every_n_steps": max(1, cell.steps // _POINTS_A_CELL),
         "val_check_interval": cell.steps,  # once, after the last step
         "enable_progress_bar": False,
+        "enable_checkpointing": False,  # a cell is cheaper to run again than to keep
         "callbacks": [
             {"class_path": "plugins.callbacks.throughput.Throughput"},
             {"class_path": "sweeps.stop_diverged.StopDiverged"},
@@ -103,7 +104,10 @@ def _prepare_process(spec: dict[str, Any]) -> None:
     torch.set_num_threads(spec["threads"])
     torch.set_flush_denormal(True)  # denormals late in a decay to 0 slow a CPU several times
     warnings.filterwarnings("ignore")
-    import recipes.build  # noqa: F401  so that no cell's clock counts imports
+    # So that no cell's clock counts imports.
+    import mlflow.tracking  # noqa: F401
+
+    import recipes.build  # noqa: F401
 
     for name in ("lightning.pytorch", "lightning.fabric", "mlflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -149,7 +153,8 @@ def _build(recipe: dict[str, Any]) -> Any:
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(tempfile.TemporaryFile("w+"))
         try:
-            with contextlib.redirect_stderr(text):
+            with contextlib.redirect_stderr(text), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
                 return build(recipe)
         except SystemExit:
             text.seek(0)
