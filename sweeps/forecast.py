@@ -24,9 +24,13 @@ from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.fit_report import FitReport, quantity
 from sweeps.plots import Marker
 from sweeps.records import KIND, add_to_run, log_run
-from sweeps.scaling.analysis import NOTE
+from sweeps.scaling.analysis import NOTE, Result
+from sweeps.scaling.bootstrap import Interval
 
 FAR_FROM_OPTIMUM = 1.5
+# Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
+RIVAL_FLOOR = 0.005
+RIVAL_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,33 @@ def make_forecast(
         if max(n / n_opt, n_opt / n) > FAR_FROM_OPTIMUM:
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
     loss = result.model.loss_at(n, d, c)
-    ends = result.forecast_interval(n, d, c)
+    ends, rivals = _interval(report, result, n, d, c)
+    flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
     error = result.holdout.error_at(c, result.budgets)
     return Forecast(
         uuid.uuid4().hex[:12], result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
         error, flops_name, n_name, tuple(flags),
     )  # fmt: skip
+
+
+def _interval(report: FitReport, result: Result, n: float, d: float, c: float) -> tuple[Interval, list[str]]:
+    """Interval of the chosen fit, stretched over every other form that predicted the held-out budgets about as well.
+
+    A bootstrap knows the noise inside one form. Which form holds beyond the grid is a doubt of its own: where the
+    held-out budgets cannot tell two forms apart, the run may come out as either says.
+
+    Returns:
+        the interval, and the names of the other approaches it covers.
+    """
+    ends, rivals = result.forecast_interval(n, d, c), []
+    limit = max(RIVAL_FACTOR * result.holdout.relative_error, RIVAL_FLOOR)
+    for name, other in report.analysis.results.items():
+        if name == result.approach or other.flags or not other.holdout.relative_error <= limit:
+            continue
+        theirs = other.forecast_interval(n, d, c)
+        ends = Interval(min(ends.low, theirs.low), max(ends.high, theirs.high))
+        rivals.append(name)
+    return ends, rivals
 
 
 def _known(convention: str, default: str) -> str:
