@@ -35,6 +35,7 @@ def train_and_resume(layout: Layout, folder: Path) -> dict[str, Any]:
         "whole": whole_run(layout, folder / layout.name),
         "resumed": resume(layout, folder / layout.name),
         "skip": run_with_skip(layout),
+        "roll_back": roll_back(layout, folder / f"{layout.name}-back"),
         "tied": tied_run(layout, folder / f"{layout.name}-tied"),
         "bf16": bf16_run(layout),
     }
@@ -42,6 +43,24 @@ def train_and_resume(layout: Layout, folder: Path) -> dict[str, Any]:
 
 def curve(module: Model) -> dict[str, Any]:
     return {"losses": module.losses, "norms": module.norms}
+
+
+def roll_back(layout: Layout, path: Path) -> dict[str, Any]:
+    """Load a checkpoint into the running fit, after training has gone on: hashes at the save and after the load."""
+
+    class LoadBack(SaveAt):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+            if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+                hashes.append(snapshot(trainer.strategy))
+                if trainer.global_step == self.step + 1:
+                    trainer.strategy.load_checkpoint(self.path)
+                    hashes.append(snapshot(trainer.strategy))
+
+    hashes: list[dict[str, str]] = []
+    fit(build_trainer(layout, 3, callbacks=[LoadBack(1, path)]), Model())
+    saved, moved, loaded, continued = hashes
+    return {"same": loaded == saved, "moved": saved != moved, "continued": continued != loaded}
 
 
 def whole_run(layout: Layout, path: Path) -> dict[str, Any]:

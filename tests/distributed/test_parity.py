@@ -104,6 +104,12 @@ def test_a_skipped_step_changes_nothing(runs, layout: Layout) -> None:
 
 
 @EVERY
+def test_a_checkpoint_loads_into_a_running_fit(runs, layout: Layout) -> None:
+    for rank in runs.ranks(layout):
+        assert rank["roll_back"] == {"same": True, "moved": True, "continued": True}
+
+
+@EVERY
 def test_tied_embeddings(runs, layout: Layout) -> None:
     tied, reference = runs.result(layout)["tied"], runs.result(SINGLE)["tied"]
     assert_close(tied["losses"], reference["losses"])
