@@ -108,6 +108,9 @@ def _prepare_process(spec: dict[str, Any]) -> None:
     import mlflow.tracking  # noqa: F401
 
     import recipes.build  # noqa: F401
+    from recipes.cpu import keep_freed_memory
+
+    keep_freed_memory()
 
     for name in ("lightning.pytorch", "lightning.fabric", "mlflow"):
         logging.getLogger(name).setLevel(logging.ERROR)
