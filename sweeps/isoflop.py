@@ -96,7 +96,7 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
     rows = result_rows(ledger, parent, cells)
     complete = all(row["status"] in DONE for row in rows)
     if choice.missing:
-        totals = {"cells": len(rows), "cells_done": sum(row["status"] in DONE for row in rows)}
+        totals = {"cells": float(len(rows)), "cells_done": float(sum(row["status"] in DONE for row in rows))}
         ledger.finish_sweep(parent, "complete" if complete else FAILED, totals)
     return SweepResult(config.experiment, parent, rows, complete, utilisation)
 

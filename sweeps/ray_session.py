@@ -58,7 +58,8 @@ def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
         )
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost trial becomes a row, not a traceback
     try:
-        session = "" if address else os.path.basename(ray._private.worker._global_node.get_session_dir_path())
+        node: Any = ray._private.worker._global_node
+        session = "" if address else os.path.basename(node.get_session_dir_path())
         yield {"session": session, "cores": int(ray.cluster_resources().get("CPU", 0))}
     finally:
         ray.shutdown()
