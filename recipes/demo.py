@@ -3,7 +3,7 @@
 Examples:
     make demo
     python -m recipes.demo
-    python -m recipes.demo --budget 2e13 --processes 2
+    python -m recipes.demo --budget 1.5e13 --processes 2
 
 Each step is a public command, printed before it runs; what is valid from an earlier call is used again, and an
 interrupted step goes on where it stopped.
@@ -106,7 +106,7 @@ def _percent(value: float | None) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Options of the demo."""
     parser = command_parser("recipes.demo", __doc__)
-    parser.add_argument("--budget", type=float, default=1.2e13, help="FLOPs of the planned run (default %(default)s)")
+    parser.add_argument("--budget", type=float, default=8e12, help="FLOPs of the planned run (default %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="of the planned run (default %(default)s)")
     return parser.parse_args(argv)
 

@@ -20,8 +20,10 @@ from lm.errors import ConfigError
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
     from recipes.build import PretrainCLI, is_child_rank
+    from recipes.cpu import keep_freed_memory
 
     _quiet()
+    keep_freed_memory()
     try:
         PretrainCLI()
     except ConfigError as error:
