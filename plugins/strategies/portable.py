@@ -235,8 +235,8 @@ def report_differences(differences: list[str]) -> None:
 def destroy_process_group_at_exit() -> None:
     """Close the process group before the interpreter goes down.
 
-    Lightning does it for NCCL only; a gloo group that is still open when C++ statics are destroyed can abort the
-    process after all work is done ("terminate called without an active exception").
+    Lightning does it for NCCL only. A precaution: a process was seen to abort now and then after all work was done
+    ("terminate called without an active exception"), and a gloo group with live threads is the suspect, unproven.
     """
     atexit.unregister(_destroy_process_group)
     atexit.register(_destroy_process_group)
