@@ -34,9 +34,7 @@ class StepProgress(ProgressBar):
         self._started = self._printed = time.monotonic()
         self._first_step = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._enabled or not trainer.is_global_zero:
             return
         interval = 0.5 if sys.stderr.isatty() else self.every_seconds

@@ -25,9 +25,7 @@ class Throughput(Callback):
         if self._since is None:
             self._since = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._tokens += batch["input_ids"].numel()
         step = trainer.global_step
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0 or (

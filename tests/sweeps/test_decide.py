@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow.entities import Metric, Param, RunTag
-from tests.sweeps.scaling_helpers import surface
 
 from lm.data.synthetic import random_documents, write_folder
 from lm.errors import ConfigError
@@ -20,6 +19,7 @@ from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.planned import candidate_shapes, plan_run
 from sweeps.report import report
+from tests.sweeps.scaling_helpers import surface
 
 ROOT = Path(__file__).resolve().parents[2]
 LAW = surface(1.0, 60.0, 60.0, 0.34, 0.34)
