@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 
 
 class StopDiverged(Callback):
@@ -14,9 +14,7 @@ class StopDiverged(Callback):
     def __init__(self) -> None:
         self.diverged = False
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = pl_module.metrics.get("loss", 0.0)
         if not math.isfinite(loss):
             self.diverged = True
