@@ -208,7 +208,7 @@ def environment() -> dict[str, str]:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(folder, *arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=280
+        command(folder, *arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=500
     )
 
 
@@ -218,7 +218,7 @@ def lines_until(folder: Path, log: Path, text: str) -> Iterator[subprocess.Popen
         process = subprocess.Popen(
             command(folder), cwd=folder, env=environment(), stdout=out, stderr=out, start_new_session=True
         )
-    give_up = time.monotonic() + 250
+    give_up = time.monotonic() + 400
     while text not in log.read_text():
         assert process.poll() is None and time.monotonic() < give_up, log.read_text()
         time.sleep(0.05)
@@ -235,7 +235,7 @@ def ray_processes(session: str) -> list[Path]:
     return [folder for folder in Path("/proc").glob("[0-9]*") if ray_session._belongs(folder, session)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_killed_and_resumed_gives_the_table_of_an_uninterrupted_sweep(
     workplace: Path,
     tiny_sweep: dict[str, Any],
@@ -276,7 +276,7 @@ def test_killed_and_resumed_gives_the_table_of_an_uninterrupted_sweep(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_ends_cleanly(workplace: Path, how: signal.Signals) -> None:
     (process,) = lines_until(workplace, workplace / "log", "[1/6]")
@@ -291,7 +291,7 @@ def test_interrupt_ends_cleanly(workplace: Path, how: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_trial_whose_process_is_killed_runs_again(
     workplace: Path, tiny_sweep: dict[str, Any], cells: list[Cell]
 ) -> None:
@@ -301,7 +301,7 @@ def test_a_trial_whose_process_is_killed_runs_again(
     workers = [folder for folder in ray_processes(session) if b"Trainable" in (folder / "cmdline").read_bytes()]
     assert workers
     os.kill(int(workers[0].name), signal.SIGKILL)
-    assert process.wait(timeout=280) == 0, (workplace / "log").read_text()
+    assert process.wait(timeout=500) == 0, (workplace / "log").read_text()
     assert [row["status"] for row in table(workplace, tiny_sweep, cells)] == ["complete"] * 6
 
 
