@@ -131,7 +131,7 @@ def _run_cells(
     ledger.claim(parent, grid_id(cells), this_driver())
     started = time.perf_counter()
     try:
-        with _interruptible(), ray_session(cores, config.resources.cpus) as session:
+        with ray_session(cores, config.resources.cpus) as session, _interruptible():
             ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
             compute_seconds = run_trials(ledger, config, missing, parent, done_before=len(cells) - len(missing))
             wall_seconds = time.perf_counter() - started
@@ -150,7 +150,7 @@ def _run_cells(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a sweep as cleanly as Ctrl-C does."""
+    """SIGTERM ends a sweep as cleanly as Ctrl-C does. Entered after Ray starts, which sets a handler of its own."""
     previous = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     try:
         yield
