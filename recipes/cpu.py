@@ -13,9 +13,8 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20  # glibc refuses more
 def keep_freed_memory() -> bool:
     """Let the allocator keep what a step frees for the next step, instead of giving it back to the kernel.
 
-    By default glibc maps each large tensor anew, and every page of it faults in and is zeroed again: up to 4,300
-    faults a step at d_model 48, 5 to 25% of its CPU time. Costs no more memory than the largest step needs, changes
-    no number.
+    By default glibc maps each large tensor anew, and every page of it faults in and is zeroed again, thousands of times
+    a step for a small model. Costs no more memory than the largest step needs, changes no number.
 
     Returns:
         False where the C library has no such setting (it is glibc's).
