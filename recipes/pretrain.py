@@ -47,7 +47,7 @@ def _quiet() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     return not re.search(
-        r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set|^-+$|^$|^distributed_backend",
+        r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set|distributed_backend=|^$",
         record.getMessage().strip(),
     )
 
