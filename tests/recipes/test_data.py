@@ -100,7 +100,7 @@ def test_help_has_examples(arguments) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "recipes.data", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert "examples:\n  python -m recipes.data prepare --config conf/data/demo.yaml" in done.stdout
+    assert "Examples:\n  python -m recipes.data prepare --config conf/data/demo.yaml" in done.stdout
 
 
 def test_shipped_configs_are_valid() -> None:
