@@ -1,8 +1,8 @@
 """From a finished sweep to a decision: fit it, choose the run for a budget, write its forecast down, write its config.
 
 Examples:
-    python -m sweeps.decide --config conf/sweep/demo.yaml --budget 4.8e12 --out runs/demo
-    python -m sweeps.decide --config conf/sweep/demo.yaml --budget 4.8e12 --processes 2 --out runs/demo
+    python -m sweeps.decide --config conf/sweep/demo.yaml --budget 3.6e12 --out runs/demo
+    python -m sweeps.decide --config conf/sweep/demo.yaml --budget 3.6e12 --processes 2 --out runs/demo
     python -m recipes.pretrain fit --config runs/demo/run.yaml
     python -m sweeps.report --decision runs/demo
 

@@ -1,8 +1,8 @@
 """Writes down what a planned run should reach, before it runs: size, tokens and loss with a 95% interval.
 
 Examples:
-  python -m sweeps.forecast --runs mlflow:demo --budget 4.8e12 --shapes conf/sweep/shapes.yaml --sequence-length 128
-  python -m sweeps.forecast --runs mlflow:demo --budget 4.8e12 --json forecast.json
+  python -m sweeps.forecast --runs mlflow:demo --budget 3.6e12 --shapes conf/sweep/shapes.yaml --sequence-length 128
+  python -m sweeps.forecast --runs mlflow:demo --budget 3.6e12 --json forecast.json
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from recipes.command import command_parser
 from sweeps.config import SweepConfig, load_config
 from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
 
@@ -159,13 +160,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    summary, _, examples = (__doc__ or "").partition("Examples:")
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps.isoflop",
-        description=summary,
-        epilog="examples:" + examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("sweeps.isoflop", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="sweep settings, such as conf/sweep/demo.yaml")
     parser.add_argument("--resume", action="store_true", help="run only the cells that an earlier sweep still lacks")
     parser.add_argument("--dry-run", action="store_true", help="print the grid and stop")

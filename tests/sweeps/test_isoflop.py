@@ -344,4 +344,4 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         isoflop.main(["--help"])
     out = capsys.readouterr().out
-    assert "examples:" in out and "--resume" in out
+    assert "Examples:" in out and "--resume" in out
