@@ -5,7 +5,7 @@ then as many of the bare loop, so that a machine whose speed drifts is fair to b
 
 Examples:
   python -m recipes.bench step
-  python -m recipes.bench step --d-model 128 --sequence-length 128 --rounds 9
+  python -m recipes.bench step --d-model 128 --sequence-length 128 --rounds 41
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
     parser.add_argument("--sequences", type=int, default=8, help="windows a step")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=8, help="steps of each side in a round")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds; the median ratio counts")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each side in a round")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds; the median ratio counts")
     return parser
 
 
