@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from plugins.loggers import tracking
 from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
 from sweeps.where import row_filter
 
-DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 PAGE = 1000
 KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
@@ -139,7 +138,7 @@ def client(tracking_uri: str | None = None) -> Any:
     """MlflowClient at `tracking_uri`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory."""
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI)
+    return MlflowClient(tracking_uri or tracking.tracking_uri())
 
 
 def experiment_id(mlflow_client: Any, experiment: str) -> str:
@@ -242,8 +241,7 @@ def log_run(
     from mlflow.entities import Metric, Param, RunTag
 
     mlflow_client = client(tracking_uri)
-    found = mlflow_client.get_experiment_by_name(experiment)
-    identity = found.experiment_id if found else mlflow_client.create_experiment(experiment)
+    identity = tracking.experiment_id_for(mlflow_client, experiment)
     every = {"mlflow.note.content": note, **tags}
     if parent_run_id:
         every["mlflow.parentRunId"] = parent_run_id
