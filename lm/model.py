@@ -117,14 +117,18 @@ class Llama(nn.Module):
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the next token, [B, T, V]; divided by the width multiplier under muP."""
-        if self.config.mup is not None:
-            x_BTD = x_BTD / self.config.width_multiplier
-        return F.linear(x_BTD, self.embedding.weight) if self.head is None else self.head(x_BTD)
+        return F.linear(self._scaled(x_BTD), self._head_weight())
+
+    def _scaled(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD if self.config.mup is None else x_BTD / self.config.width_multiplier
+
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, input_ids: Tensor, document_ids: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """Logits [B, T, V], or with labels [B, T] the loss of each position in nats, [B, T] fp32.
 
         The loss is part of forward because a sharded model gathers the head's weight only for the time of forward.
         """
-        logits_BTV = self.logits(self.hidden(input_ids, document_ids))
-        return logits_BTV if labels is None else token_nll(logits_BTV, labels)
+        x_BTD = self.hidden(input_ids, document_ids)
+        return self.logits(x_BTD) if labels is None else token_nll(self._scaled(x_BTD), self._head_weight(), labels)[0]

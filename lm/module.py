@@ -72,7 +72,7 @@ class LlamaModule(LightningModule):
             raise ConfigError("the run has no length: set tokens (or trainer.max_steps)")
         optim = self.optim_config
         groups = parameter_groups(self.model, self.model_config, optim)
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps)
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=True)
 
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step `step`, before the groups' multipliers."""
