@@ -53,6 +53,9 @@ class ModelConfig:
             .5 to 1: a rate of 8e-3 scrambles rows of size .1 (.6 nats worse at d_model 32).
         depth_scaled_init: output projections (attention and MLP) use init_std / sqrt(2 L).
         zero_init_head: the head starts at 0, so that the first logits are equal (untied only).
+        qk_norm: RMSNorm over each head of queries and keys, before RoPE (Dehghani et al. 2023, arXiv 2302.05442).
+        attention_softcap: c in scores <- c tanh(scores / c) (Gemma 2, arXiv 2408.00118, sec. 2); None for none.
+        final_softcap: the same for the logits of the next token.
         mup: width-transfer rules; None is the standard parametrisation.
     """
 
@@ -71,6 +74,9 @@ class ModelConfig:
     embedding_init_std: float = 0.0
     depth_scaled_init: bool = True
     zero_init_head: bool = False
+    qk_norm: bool = False
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
     mup: MuPConfig | None = None
 
     def __post_init__(self) -> None:
@@ -99,6 +105,9 @@ class ModelConfig:
             self.embedding_init_std >= 0,
             f"model.embedding_init_std must not be negative, got {self.embedding_init_std}",
         )
+        for name in ("attention_softcap", "final_softcap"):
+            cap = getattr(self, name)
+            _require(cap is None or cap > 0, f"model.{name} must be positive, or null for none, got {cap}")
         _require(
             not (self.tie_embeddings and self.zero_init_head),
             "model.zero_init_head would zero the embedding too when tie_embeddings is on; turn one off",
@@ -108,3 +117,27 @@ class ModelConfig:
     def width_multiplier(self) -> float:
         """m of muP; 1 under the standard parametrisation."""
         return 1.0 if self.mup is None else self.d_model / self.mup.base_width
+
+
+@dataclass(frozen=True)
+class RuntimeConfig:
+    """How a model is computed; nothing of it changes what is computed, but for rounding.
+
+    Attributes:
+        attention: backend, see lm.attention.pack: auto, sdpa, documents, flash or flex.
+        compile: compile each block with torch.compile (the same code for all of them).
+        activation_checkpointing: what backward computes again instead of keeping it. none; full: whole blocks, about a
+            third more work, keeps one [B, T, D] a block; selective: all but matrix products and attention.
+    """
+
+    attention: str = "auto"
+    compile: bool = False
+    activation_checkpointing: str = "none"
+
+    def __post_init__(self) -> None:
+        kinds = ("none", "full", "selective")
+        _require(
+            self.activation_checkpointing in kinds,
+            f"runtime.activation_checkpointing must be one of {', '.join(kinds)}, "
+            f"got {self.activation_checkpointing!r}",
+        )

@@ -45,8 +45,8 @@ def token_nll(
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """c tanh(logits / c), in place; the logits themselves where there is no cap."""
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+    """c tanh(logits / c); the logits themselves where there is no cap."""
+    return logits if softcap is None else (logits / softcap).tanh_().mul_(softcap)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -59,7 +59,9 @@ class _HeadLoss(torch.autograd.Function):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         x_nD, labels_n = x.flatten(0, 1), labels.flatten()
-        nll, logsumexp = (torch.empty(labels_n.shape, dtype=torch.float32, device=x.device) for _ in range(2))
+        # Not views of something flat: fully_shard hooks a model's outputs, and a view changed in place loses its hook.
+        nll_BT, logsumexp_BT = (torch.empty(labels.shape, dtype=torch.float32, device=x.device) for _ in range(2))
+        nll, logsumexp = nll_BT.view(-1), logsumexp_BT.view(-1)
         log_probs = x.new_empty(0)
         for chunk in _chunks(len(x_nD), rows):
             logits = _logits(x_nD[chunk], weight, dtype, softcap)
@@ -70,16 +72,16 @@ class _HeadLoss(torch.autograd.Function):
             nll[chunk] = -log_probs.gather(1, labels_n[chunk].clamp(min=0)[:, None]).squeeze(1)
         nll.masked_fill_(labels_n == IGNORE, 0.0)
         kept = (log_probs,) if len(x_nD) <= rows and any(ctx.needs_input_grad) else ()
-        ctx.save_for_backward(x, weight, labels, logsumexp, *kept)
+        ctx.save_for_backward(x, weight, labels, logsumexp_BT, *kept)
         ctx.softcap, ctx.rows, ctx.dtype = softcap, rows, dtype
-        return nll.view(labels.shape), logsumexp.view(labels.shape).clone()
+        return nll_BT, logsumexp_BT
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_nll: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        """d nll / d logits = p - onehot(label), d logsumexp / d logits = p."""
-        x, weight, labels, logsumexp, *kept = ctx.saved_tensors
-        x_nD, labels_n = x.flatten(0, 1), labels.flatten()
+        """d nll / d logits = p - onehot(label), d logsumexp / d logits = p. Once only: what was kept is overwritten."""
+        x, weight, labels, logsumexp_BT, *kept = ctx.saved_tensors
+        x_nD, labels_n, logsumexp = x.flatten(0, 1), labels.flatten(), logsumexp_BT.flatten()
         for_nll = grad_nll.flatten().masked_fill(labels_n == IGNORE, 0.0)
         for_both = for_nll + grad_logsumexp.flatten()
         head = weight.to(ctx.dtype)

@@ -7,14 +7,16 @@ Initial values come from lm.init.materialize; reset_parameters only serves a mod
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm.attention import attention, document_mask
-from lm.config import ModelConfig
-from lm.loss import token_nll
+from lm.activations import run_block
+from lm.attention import Packing, attention, pack
+from lm.config import ModelConfig, RuntimeConfig
+from lm.loss import capped, token_nll
 from lm.rope import apply_rope, rope_table
 
 
@@ -45,15 +47,19 @@ class GQA(nn.Module):
         self.wk = nn.Linear(D, K * E, bias=False)
         self.wv = nn.Linear(D, K * E, bias=False)
         self.wo = nn.Linear(H * E, D, bias=False)
+        self.q_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
+        self.softcap = config.attention_softcap
         # Under muP scores scale with 1 / E; the constant makes both rules meet at base_d_head.
         self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
         B, T, _ = x_BTD.shape
-        q_BTHE = apply_rope(self.wq(x_BTD).view(B, T, -1, self.d_head), cos, sin)
-        k_BTKE = apply_rope(self.wk(x_BTD).view(B, T, -1, self.d_head), cos, sin)
-        v_BTKE = self.wv(x_BTD).view(B, T, -1, self.d_head)
-        return self.wo(attention(q_BTHE, k_BTKE, v_BTKE, mask, self.scale))
+        q_BTHE, k_BTKE, v_BTKE = (w(x_BTD).view(B, T, -1, self.d_head) for w in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
+        q_BTHE, k_BTKE = apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin)
+        return self.wo(attention(q_BTHE, k_BTKE, v_BTKE, packing, self.scale, self.softcap))
 
 
 class SwiGLU(nn.Module):
@@ -79,8 +85,8 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.d_model, config.norm_eps)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin, mask)
+    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos, sin, packing)
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
@@ -91,9 +97,10 @@ class Llama(nn.Module):
     apart.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, runtime: RuntimeConfig = RuntimeConfig()):
         super().__init__()
         self.config = config
+        self.runtime = runtime
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -107,17 +114,17 @@ class Llama(nn.Module):
             document_ids: [B, T] integers that change where a document begins; None for one document a window.
                 Positions need not restart: RoPE sees differences only, and attention stays inside a document.
         """
-        T = input_ids.shape[1]
+        B, T = input_ids.shape
         cos, sin = rope_table(T, self.config.d_head, self.config.rope_theta, input_ids.device)
-        mask = document_mask(document_ids)
+        packing = pack(document_ids, (B, T), input_ids.device, self.runtime.attention)
         x_BTD = self.embedding(input_ids)
         for block in self.blocks:
-            x_BTD = block(x_BTD, cos, sin, mask)
+            x_BTD = run_block(block, self.runtime.activation_checkpointing, x_BTD, cos, sin, packing)
         return self.norm(x_BTD)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the next token, [B, T, V]; divided by the width multiplier under muP."""
-        return F.linear(self._scaled(x_BTD), self._head_weight())
+        return capped(F.linear(self._scaled(x_BTD), self._head_weight()), self.config.final_softcap)
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.config.mup is None else x_BTD / self.config.width_multiplier
@@ -125,10 +132,22 @@ class Llama(nn.Module):
     def _head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def forward(self, input_ids: Tensor, document_ids: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        with_logsumexp: bool = False,
+    ) -> Any:
         """Logits [B, T, V], or with labels [B, T] the loss of each position in nats, [B, T] fp32.
 
         The loss is part of forward because a sharded model gathers the head's weight only for the time of forward.
+
+        Args:
+            with_logsumexp: return (loss, logarithm of the softmax's denominator), both [B, T] fp32, for a z-loss.
         """
         x_BTD = self.hidden(input_ids, document_ids)
-        return self.logits(x_BTD) if labels is None else token_nll(self._scaled(x_BTD), self._head_weight(), labels)[0]
+        if labels is None:
+            return self.logits(x_BTD)
+        losses = token_nll(self._scaled(x_BTD), self._head_weight(), labels, softcap=self.config.final_softcap)
+        return losses if with_logsumexp else losses[0]

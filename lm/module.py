@@ -11,9 +11,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lm.config import ModelConfig
+from lm.attention import check_backend
+from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
 from lm.init import materialize
+from lm.loss import IGNORE
 from lm.model import Llama
 from lm.optim.groups import OptimConfig, parameter_groups
 from lm.optim.schedule import lr_multiplier
@@ -21,6 +23,7 @@ from lm.optim.schedule import lr_multiplier
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
 _FREE_ON_RESUME = frozenset(
     {"rope_theta", "norm_eps", "init_std", "embedding_init_std", "depth_scaled_init", "zero_init_head"}
+    | {"attention_softcap", "final_softcap"}
 )
 
 
@@ -35,10 +38,24 @@ class LlamaModule(LightningModule):
         config: shape of the model.
         optim: optimizer and schedule; the schedule spans trainer.max_steps.
         seed: of the initial values, which do not depend on strategy or world size.
+        runtime: how the model is computed: attention backend, compilation, activation checkpointing.
+        z_loss: weight of logsumexp(logits)^2 in the objective, which keeps logits from drifting (Chowdhery et al.
+            2022, arXiv 2204.02311, sec. 5; there 1e-4). Reported losses do not contain it.
     """
 
-    def __init__(self, config: ModelConfig, optim: OptimConfig = OptimConfig(), seed: int = 0):
+    def __init__(
+        self,
+        config: ModelConfig,
+        optim: OptimConfig = OptimConfig(),
+        seed: int = 0,
+        runtime: RuntimeConfig = RuntimeConfig(),
+        z_loss: float = 0.0,
+    ):
         super().__init__()
+        if z_loss < 0:
+            raise ConfigError(f"model.z_loss must not be negative, got {z_loss}")
+        self.runtime = runtime
+        self.z_loss = z_loss
         self.model_config = config
         self.optim_config = optim
         self.seed = seed
@@ -58,8 +75,12 @@ class LlamaModule(LightningModule):
         if self.model is not None:
             return
         with torch.device("meta"):
-            model = Llama(self.model_config)
+            model = Llama(self.model_config, self.runtime)
         strategy = self.trainer.strategy
+        check_backend(self.runtime.attention, strategy.root_device.type)
+        if self.runtime.compile:
+            for block in model.blocks:
+                block.compile()  # one graph serves all blocks
         parallelize = getattr(strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(model)
@@ -85,9 +106,12 @@ class LlamaModule(LightningModule):
             group["lr"] = group["peak_lr"] * multiplier
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        nll = self.model(batch["input_ids"], batch["document_ids"], batch["labels"])
+        labels = batch["labels"]
+        nll, logsumexp = self.model(batch["input_ids"], batch["document_ids"], labels, with_logsumexp=True)
         loss = nll.sum() / batch["loss_tokens"]
         self._step_loss = self._step_loss + loss.detach() / self.trainer.accumulate_grad_batches
+        if self.z_loss > 0:
+            loss = loss + self.z_loss * (logsumexp.square() * (labels != IGNORE)).sum() / batch["loss_tokens"]
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:

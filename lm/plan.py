@@ -27,7 +27,7 @@ class ParameterCount:
         embedding: V d, the input table.
         attention: query, key, value and output matrices of all layers.
         mlp: gate, up and down matrices of all layers.
-        norms: RMSNorm gains, two a layer and the last one.
+        norms: RMSNorm gains: two a layer, the last one, and those of queries and keys under qk_norm.
         head: V d of an untied head; 0 when the head shares the embedding's matrix.
         head_matmul: V d, the matrix the head multiplies by, stored twice or not.
     """
@@ -68,7 +68,7 @@ def count_parameters(config: ModelConfig) -> ParameterCount:
         embedding=table,
         attention=layers * (2 * d * d_query + 2 * d * d_key),
         mlp=layers * 3 * d * config.d_ff,
-        norms=layers * 2 * d + d,
+        norms=layers * (2 * d + (2 * config.d_head if config.qk_norm else 0)) + d,
         head=0 if config.tie_embeddings else table,
         head_matmul=table,
     )

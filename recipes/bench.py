@@ -3,6 +3,8 @@
 Examples:
     python -m recipes.bench step      tokens/s of the recipe over a bare PyTorch loop
     python -m recipes.bench loader    tokens/s of the data loader on one core
+    python -m recipes.bench loss      peak memory of the chunked loss, and of the plain one
+    python -m recipes.bench attention seconds of a window of many documents against one document
     python -m recipes.bench step --help
 """
 
@@ -13,7 +15,7 @@ import sys
 
 from lm.errors import ConfigError
 
-BENCHMARKS = {"step": "recipes.bench_step", "loader": "recipes.bench_loader"}
+BENCHMARKS = {name: f"recipes.bench_{name}" for name in ("step", "loader", "loss", "attention")}
 
 
 def main(argv: list[str] | None = None) -> int:

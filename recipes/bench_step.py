@@ -117,7 +117,7 @@ def _turns(options: argparse.Namespace) -> Any:
                 self.model = Llama(pl_module.model_config)
             materialize(self.model, pl_module.model_config, 0, "cpu")
             groups = parameter_groups(self.model, pl_module.model_config, pl_module.optim_config)
-            self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+            self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
             self.batches = iter(trainer.datamodule.train_dataloader())
             self.started = time.perf_counter()
 

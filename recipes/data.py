@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -143,18 +143,14 @@ def parse_weights(text: str) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0, or 2 after one line on stderr."""
     arguments = build_parser().parse_args(argv)
-    try:
+
+    def command() -> None:
         if arguments.command == "prepare":
             run_prepare(arguments)
         else:
             print_table(arguments.dir, arguments.tokens, arguments.weights)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last finished part", file=sys.stderr)
-        return 130
-    return 0
+
+    return exit_status(command, "stopped; the same command goes on from the last finished part")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import yaml
 
 from lm.errors import ConfigError
 from lm.plan import count_parameters
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.files import write_text
 from sweeps.grid import Cell, build_grid, grid_id
@@ -131,15 +131,14 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a decision, 2 with one line on stderr."""
     arguments = parser().parse_args(argv)
-    try:
-        if not arguments.budget > 0 or arguments.processes < 1:
-            raise ConfigError("--budget must be positive and --processes at least 1")
-        decide(arguments.config, arguments.budget, arguments.processes, arguments.out, arguments.approach)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _command(arguments))
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    if not arguments.budget > 0 or arguments.processes < 1:
+        raise ConfigError("--budget must be positive and --processes at least 1")
+    decide(arguments.config, arguments.budget, arguments.processes, arguments.out, arguments.approach)
     print(f"next: python -m recipes.pretrain fit --config {arguments.out / 'run.yaml'}")
-    return 0
 
 
 if __name__ == "__main__":

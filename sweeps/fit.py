@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.fit_report import FitReport, result_metrics
 from sweeps.records import KIND, describe_fits, log_run, read_runs
 from sweeps.scaling.analysis import APPROACHES, analyse
@@ -176,11 +176,11 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a fit, 2 with one line on stderr."""
     arguments = parser().parse_args(argv)
-    try:
-        report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _command(arguments))
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
     print(report.text())
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_dict(), indent=1))
@@ -191,7 +191,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("figures: " + ", ".join(str(path) for path in plot_all(report.analysis, arguments.plots)))
     for name, run_id in report.mlflow_run_ids.items():
         print(f"MLflow run of {name}: {run_id}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from lm.config import ModelConfig
 from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_for_budget, training_flops
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.fit_report import FitReport, quantity
 from sweeps.plots import Marker
@@ -291,19 +291,17 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a forecast, 2 with one line on stderr."""
     arguments = parser().parse_args(argv)
+    return exit_status(lambda: _command(arguments))
+
+
+def _command(arguments: argparse.Namespace) -> None:
     source: str = arguments.runs
-    try:
-        shapes = read_shapes(arguments.shapes) if arguments.shapes else []
-        report = fit_from_arguments(arguments, [arguments.budget], log=False)
-        forecast = make_forecast(
-            report, arguments.budget, shapes, arguments.sequence_length, arguments.global_batch_tokens
-        )
-        if source.startswith("mlflow:") and not arguments.no_mlflow:
-            experiment = source.removeprefix("mlflow:")
-            forecast = log_forecast(forecast, experiment, arguments.sweep, arguments.tracking_uri)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    shapes = read_shapes(arguments.shapes) if arguments.shapes else []
+    report = fit_from_arguments(arguments, [arguments.budget], log=False)
+    forecast = make_forecast(report, arguments.budget, shapes, arguments.sequence_length, arguments.global_batch_tokens)
+    if source.startswith("mlflow:") and not arguments.no_mlflow:
+        experiment = source.removeprefix("mlflow:")
+        forecast = log_forecast(forecast, experiment, arguments.sweep, arguments.tracking_uri)
     print(forecast.text())
     if forecast.mlflow_run_id:
         print(
@@ -312,7 +310,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(forecast), indent=1))
-    return 0
 
 
 if __name__ == "__main__":

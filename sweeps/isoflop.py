@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
 
@@ -174,20 +174,18 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 complete, 1 some cells failed, 2 bad input, 130 interrupted."""
     args = _parser().parse_args(argv)
+    stopped = "stopped; finished cells are kept, the same command with --resume runs the others"
+    return exit_status(lambda: _command(args), stopped)
+
+
+def _command(args: argparse.Namespace) -> int:
     overrides = {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
-    try:
-        config = load_config(args.config, overrides)
-        if args.cores is not None and args.cores < config.resources.cpus:
-            raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.cpus})")
-        if args.dry_run:
-            return _dry_run(config)
-        result = run_sweep(config, resume=args.resume, cores=args.cores)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; finished cells are kept, the same command with --resume runs the others", file=sys.stderr)
-        return 130
+    config = load_config(args.config, overrides)
+    if args.cores is not None and args.cores < config.resources.cpus:
+        raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.cpus})")
+    if args.dry_run:
+        return _dry_run(config)
+    result = run_sweep(config, resume=args.resume, cores=args.cores)
     if args.json:
         path = Path(args.json)
         path.parent.mkdir(parents=True, exist_ok=True)

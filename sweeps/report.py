@@ -21,7 +21,7 @@ from typing import Any
 
 from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.files import write_text
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport
@@ -130,14 +130,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a report, also when the forecast missed; 2 with one line on stderr."""
     arguments = parser().parse_args(argv)
-    try:
-        outcome, _ = report(arguments.decision, arguments.runs_dir)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_status(lambda: _command(arguments))
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    outcome, _ = report(arguments.decision, arguments.runs_dir)
     print(outcome.text)
     print(f"report: {arguments.decision / 'report.html'}")
-    return 0
 
 
 if __name__ == "__main__":
