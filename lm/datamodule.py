@@ -128,8 +128,8 @@ class TokenDataModule(LightningDataModule):
         config = getattr(module, "model_config", None)
         if config is not None and config.vocab_size != self.manifest.vocab_size:
             raise ConfigError(
-                f"model.vocab_size is {config.vocab_size} but {self.dir} was tokenized with {self.manifest.vocab_size};"
-                f" set model.vocab_size to {self.manifest.vocab_size} or prepare the data with that vocabulary"
+                f"model.config.vocab_size is {config.vocab_size} but {self.dir} was tokenized with"
+                f" {self.manifest.vocab_size}; set it to that, or prepare the data with the model's vocabulary"
             )
 
     def _resolve_weights(self) -> dict[str, float]:

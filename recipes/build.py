@@ -17,6 +17,7 @@ from lm.errors import ConfigError
 from lm.module import LlamaModule
 from plugins.strategies.checkpoint import latest
 from plugins.strategies.portable import PRECISIONS
+from recipes.checks import check_seed, check_values, count_devices, set_max_steps
 from recipes.run_record import RunRecord
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
@@ -84,12 +85,18 @@ class PretrainCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's hyperparameters back over YAML and command line; the config owns."""
 
+    def _set_seed(self) -> None:
+        config = self.config[self.config.subcommand] if self.config.get("subcommand") else self.config
+        check_seed(config.seed_everything)
+        super()._set_seed()
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.config.subcommand] if self.config.get("subcommand") else self.config
+        check_values(config)
         config.trainer.strategy = default_strategy(config.trainer)
         check_names(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
-            config.trainer.max_steps = steps_for(config.tokens, config.data.global_batch_tokens)
+            set_max_steps(config, steps_for(config.tokens, config.data.global_batch_tokens))
         if not self.config.get("subcommand"):
             return
         run_dir = Path(config.trainer.default_root_dir)
@@ -146,11 +153,10 @@ def default_strategy(trainer: Any) -> Any:
     """The strategy that trainer.strategy 'auto' means: single for one process, ddp for several."""
     if trainer.strategy != "auto":
         return trainer.strategy
-    devices = trainer.devices
-    if devices in ("auto", -1, "-1"):
+    count = count_devices(trainer.devices)
+    if count is None:
         cuda = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-        devices = torch.cuda.device_count() if cuda else 1
-    count = len(devices) if isinstance(devices, list) else int(devices)
+        count = torch.cuda.device_count() if cuda else 1
     return "single" if count * int(trainer.num_nodes) == 1 else "ddp"
 
 

@@ -3,8 +3,9 @@
 Examples:
   python -m recipes.data prepare --config conf/data/demo.yaml
   python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
+  python -m recipes.data verify --dir data/demo
   python -m recipes.data table --dir data/demo
-  python -m recipes.data table --dir data/demo --tokens 4_000_000 --weights prose=2,reference=1,code=1
+  python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
 """
 
 from __future__ import annotations
@@ -40,8 +41,16 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
-    table.add_argument("--tokens", type=int, help="length of the run (default: one pass over all tokens)")
+    table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
     table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    verify = commands.add_parser(
+        "verify",
+        help="read every shard and compare its hash",
+        description="Read every file of a data folder and compare its sha256 with the manifest.",
+        epilog=parser.epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verify.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     return parser
 
 
@@ -80,8 +89,9 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
     for key, value in {**numbers, "tokenizer.vocab_size": tokenizer["vocab_size"]}.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"{key} in {path} must be a number, got {value!r}")
+        kind, name = (int | float, "number") if key == "validation_fraction" else (int, "whole number")
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
     return PrepareConfig(sources=tuple(specs), vocab_size=tokenizer["vocab_size"], **numbers), raw.get("out")
 
 
@@ -108,17 +118,27 @@ def run_prepare(arguments: argparse.Namespace) -> None:
     print_table(Path(folder), None, None)
 
 
-def print_table(folder: Path, tokens: int | None, weights: str | None) -> None:
+def run_verify(folder: Path) -> None:
+    """`verify`: one line when all is whole."""
+    from lm.data.shards import load_manifest, verify_files
+
+    files, n_bytes = verify_files(load_manifest(folder))
+    print(f"{folder}: {files} files, {n_bytes / 1e6:,.1f} MB, all as the manifest says")
+
+
+def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
     """Print the epoch table of a data folder, and warnings above 4 epochs."""
     from lm.data.epochs import epoch_rows, format_table, repeat_warnings
     from lm.data.order import DataOrder, DataPlan, Stage
     from lm.data.shards import load_manifest
 
+    if tokens is not None and not 0 < tokens < float("inf"):
+        raise ConfigError(f"--tokens must be positive, got {tokens:g}")
     manifest = load_manifest(folder)
     available = manifest.tokens("train")
     mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
     order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), available)
-    rows = epoch_rows(manifest, order, tokens or sum(available.values()))
+    rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
     print(format_table(rows))
     for line in repeat_warnings(rows):
         print(f"warning: {line}", file=sys.stderr)
@@ -147,6 +167,8 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> None:
         if arguments.command == "prepare":
             run_prepare(arguments)
+        elif arguments.command == "verify":
+            run_verify(arguments.dir)
         else:
             print_table(arguments.dir, arguments.tokens, arguments.weights)
 

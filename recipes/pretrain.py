@@ -19,6 +19,8 @@ from lm.errors import ConfigError
 
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
     from recipes.build import PretrainCLI, is_child_rank
     from recipes.cpu import keep_freed_memory
 
@@ -26,9 +28,9 @@ def main() -> int:
     keep_freed_memory()
     try:
         PretrainCLI()
-    except ConfigError as error:
+    except (ConfigError, MisconfigurationException) as error:
         if not is_child_rank():  # every rank meets the same mistake
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 
@@ -40,6 +42,7 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=".*`__len__` defined.*")
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
     warnings.filterwarnings("ignore", message=".*is deprecated.*", category=FutureWarning)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # "Creating initial MLflow database tables"
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             handler.addFilter(_is_news)
@@ -47,7 +50,8 @@ def _quiet() -> None:
 
 def _is_news(record: logging.LogRecord) -> bool:
     return not re.search(
-        r"litlogger|limit_val_batches=1.0|TPU available|weights_only|Seed set|distributed_backend=|^$",
+        r"litlogger|GPU available|TPU available|`max_steps=|limit_val_batches=1.0|weights_only|Seed set"
+        r"|distributed_backend=|^$",
         record.getMessage().strip(),
     )
 

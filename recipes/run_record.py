@@ -9,8 +9,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, flops_per_token, n_params
 from plugins.loggers.mlflow import MLflowLogger
+from plugins.loggers.tracking import check_store, tracking_uri
 from recipes.version import git_commit
 
 
@@ -21,20 +23,37 @@ class RunRecord(SaveConfigCallback):
         """Nothing yet: model, strategy and checkpoint may still be refused, and must leave no run behind."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
+        problem = self._record(trainer, pl_module) if trainer.is_global_zero else None
+        # All ranks stop together: one that left alone would take the others down with a traceback each.
+        problem = trainer.strategy.broadcast(problem)
+        if problem is not None:
+            raise ConfigError(problem)
+
+    def _record(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        """None, or why there can be no record."""
         run_dir = Path(trainer.default_root_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
         resume = (run_dir / "config.yaml").exists()
-        text = self.parser.dump(self.config, skip_none=False)
-        aside = run_dir / ".config.yaml.tmp"
-        aside.write_text(text)
-        aside.rename(run_dir / "config.yaml")
-        for logger in trainer.loggers:
-            if isinstance(logger, MLflowLogger):
-                logger.open(run_dir, resume=resume)
-                logger.log_params(run_facts(trainer, pl_module))
-                logger.log_artifact(run_dir / "config.yaml")
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, MLflowLogger)]
+        try:
+            if loggers:
+                check_store(tracking_uri())  # before config.yaml says that there is a run
+            self._write_config(run_dir)
+        except ConfigError as error:
+            return str(error)
+        for logger in loggers:
+            logger.open(run_dir, resume=resume)
+            logger.log_params(run_facts(trainer, pl_module))
+            logger.log_artifact(run_dir / "config.yaml")
+        return None
+
+    def _write_config(self, run_dir: Path) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            aside = run_dir / ".config.yaml.tmp"
+            aside.write_text(self.parser.dump(self.config, skip_none=False))
+            aside.rename(run_dir / "config.yaml")
+        except OSError as error:
+            raise ConfigError(f"cannot write the folder {run_dir}: {error.strerror}; set another runs_dir") from None
 
 
 def run_facts(trainer: Any, module: Any) -> dict[str, Any]:

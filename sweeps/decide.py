@@ -17,7 +17,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from sweeps.config import SweepConfig, load_config
 from sweeps.files import write_text
 from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
+from sweeps.settings import settings_of
 
 
 def decide(config_path: Path, budget: float, processes: int, out: Path, approach: str | None = None) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def decide(config_path: Path, budget: float, processes: int, out: Path, approach
     config = load_config(config_path)
     corpus = read_corpus(config.data.dir)
     cells = build_grid(config, corpus)
-    parent = finished_sweep(config, cells)
+    parent = finished_sweep(config, cells, settings_of(config, corpus), config_path)
     key = _key(grid_id(cells), budget, processes, approach)
     kept = _kept(out, key, parent)
     if kept is not None:
@@ -79,21 +80,23 @@ def decide(config_path: Path, budget: float, processes: int, out: Path, approach
     return content
 
 
-def finished_sweep(config: SweepConfig, cells: Sequence[Cell]) -> str:
+def finished_sweep(config: SweepConfig, cells: Sequence[Cell], settings: Mapping[str, str], config_path: Path) -> str:
     """MLflow run of the finished sweep that has these cells.
 
     Raises:
         ConfigError: there is none, or it is unfinished.
     """
     from plugins.loggers.sweep_ledger import SweepLedger, absolute_uri
-    from plugins.loggers.tracking import tracking_uri
+    from plugins.loggers.tracking import check_store, tracking_uri
     from sweeps.resume import choose_parent
 
-    choice = choose_parent(SweepLedger(absolute_uri(tracking_uri()), config.experiment), config, cells, resume=True)
+    uri = absolute_uri(tracking_uri())
+    check_store(uri)
+    choice = choose_parent(SweepLedger(uri, config.experiment), config, cells, True, settings)
     if choice.missing or choice.run_id is None:
         raise ConfigError(
-            f"sweep {config.name} has {len(choice.missing)} of {len(cells)} cells to run: python -m sweeps.isoflop"
-            f"{' --resume' if choice.run_id else ''} first"
+            f"{choice.message}; first run: python -m sweeps.isoflop --config {config_path}"
+            f"{' --resume' if choice.run_id else ''}"
         )
     return choice.run_id
 

@@ -216,7 +216,7 @@ def cell_id(cell: Cell, config: SweepConfig, corpus: Corpus) -> str:
     content = {
         "version": CELL_VERSION,
         "flop_convention": DEFAULT_FLOP_CONVENTION,
-        "cell": dataclasses.asdict(dataclasses.replace(cell, cell_id="")),
+        "cell": {**dataclasses.asdict(dataclasses.replace(cell, cell_id="")), "model": _set_values(cell.model)},
         "optim": {key: value for key, value in config.optim.items() if key != "lr"},  # the cell has it as a number
         "data": {
             "fingerprint": corpus.fingerprint,
@@ -226,6 +226,12 @@ def cell_id(cell: Cell, config: SweepConfig, corpus: Corpus) -> str:
         "precision": config.precision,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _set_values(model: ModelConfig) -> dict[str, Any]:
+    """Without values that are the default: a field that a later version adds must not make every cell another one."""
+    plain = dataclasses.asdict(model)
+    return {field.name: plain[field.name] for field in dataclasses.fields(model) if plain[field.name] != field.default}
 
 
 def grid_id(cells: Sequence[Cell]) -> str:

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
@@ -75,21 +78,40 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
-    from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger, absolute_uri
-    from plugins.loggers.tracking import tracking_uri
-    from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
+    from plugins.loggers.sweep_ledger import absolute_uri
+    from plugins.loggers.tracking import check_store, tracking_uri
 
     corpus = read_corpus(config.data.dir)
     cells = build_grid(config, corpus)
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     uri = absolute_uri(tracking_uri())
+    check_store(uri)
+    with exclusive(_lock_file(uri, config), f"another command runs sweep {config.name}: wait for it, or stop it first"):
+        return _run_missing(config, corpus, cells, uri, resume, cores)
+
+
+def _lock_file(uri: str, config: SweepConfig) -> Path:
+    """Of this machine: two drivers of one sweep would each take the other's cells for left-overs."""
+    key = hashlib.sha256(f"{uri} {config.experiment} {config.name}".encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"scalewright-sweep-{os.getuid()}-{key}.lock"
+
+
+def _run_missing(
+    config: SweepConfig, corpus: Corpus, cells: list[Cell], uri: str, resume: bool, cores: int | None
+) -> SweepResult:
+    from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger
+    from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
+    from sweeps.settings import settings_of
+
     ledger = SweepLedger(uri, config.experiment)  # also makes database and experiment before any trial writes
-    choice = choose_parent(ledger, config, cells, resume)
+    settings = settings_of(config, corpus)
+    choice = choose_parent(ledger, config, cells, resume, settings)
     print(choice.message, flush=True)
     utilisation = None
     if choice.missing:
         parent = choice.run_id or _new_parent(ledger, config, cells)
+        ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
         utilisation = _run_cells(ledger, config, cells, choice.missing, parent, cores or _cores())
     else:

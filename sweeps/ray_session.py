@@ -49,13 +49,14 @@ def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
     if address:
         ray.init(address=address, **common)
     else:
-        ray.init(
-            address="local",
-            num_cpus=cores,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **common,
-        )
+        with _sigterm_blocked():
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                **common,
+            )
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost trial becomes a row, not a traceback
     try:
         node: Any = ray._private.worker._global_node
@@ -63,6 +64,18 @@ def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
         yield {"session": session, "cores": int(ray.cluster_resources().get("CPU", 0))}
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _sigterm_blocked() -> Iterator[None]:
+    """Processes started inside never see SIGTERM, as Ray's own never see SIGINT: batch systems and `timeout` send it to
+    the whole group, and a driver whose Ray died first could no longer mark what was cut off. Ray ends them by SIGKILL.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def usable_cores() -> int:

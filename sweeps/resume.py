@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from plugins.loggers.sweep_ledger import (
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell, grid_id
 from sweeps.ray_session import end_orphans
+from sweeps.settings import differences
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,21 @@ class Choice:
     message: str
 
 
-def choose_parent(ledger: SweepLedger, config: SweepConfig, cells: Sequence[Cell], resume: bool) -> Choice:
+def choose_parent(
+    ledger: SweepLedger,
+    config: SweepConfig,
+    cells: Sequence[Cell],
+    resume: bool,
+    settings: Mapping[str, str] | None = None,
+) -> Choice:
     """Find the newest sweep of this name that the grid can go on with.
 
     A parent fits when it has this very grid, or when all its finished cells are part of the grid (budgets or widths
     were added). A parent with finished cells of other settings or other data is left alone: mixing them would spoil
     the fit.
+
+    Args:
+        settings: of this sweep, from sweeps.settings; says what an earlier one did differently.
 
     Raises:
         ConfigError: an unfinished sweep and no `resume`, or its process still runs.
@@ -73,8 +83,13 @@ def choose_parent(ledger: SweepLedger, config: SweepConfig, cells: Sequence[Cell
         return Choice(parent.run_id, missing, runs, parent, message)
     message = f"sweep {config.name}: {len(cells)} cells to run"
     if parents:
-        message += f" (an earlier sweep {config.name} had other settings or data; it stays as it is)"
+        message += f"; the earlier sweep {config.name} stays as it is: {_why_other(parents[0], settings or {})}"
     return Choice(None, list(cells), [], None, message)
+
+
+def _why_other(parent: SweepRun, settings: Mapping[str, str]) -> str:
+    found = differences(parent.settings, settings) if parent.settings else []
+    return "; ".join(found[:5]) if found else "it had other settings or data, or was made by another version"
 
 
 def _check_free(parent: SweepRun, name: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.files import DataError, read_json, sync
+from lm.data.files import DataError, read_json, sha256_file, sync
 
 FORMAT_VERSION = 1
 SPLITS = ("train", "validation")
@@ -114,6 +114,27 @@ def _check_sizes(manifest: Manifest, source: str, split: str) -> None:
             if not file.is_file() or file.stat().st_size != size:
                 found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"
                 raise DataError(f"{file} is {found} instead of {size} bytes; prepare the data again with --overwrite")
+
+
+def verify_files(manifest: Manifest) -> tuple[int, int]:
+    """Read all shards and the tokenizer, and compare their hashes with the manifest's.
+
+    Returns:
+        (files, bytes) read.
+
+    Raises:
+        DataError: the first file that differs.
+    """
+    wanted = {manifest.folder / "tokenizer.json": manifest.content["tokenizer_sha256"]}
+    for source in manifest.source_names:
+        for split in SPLITS:
+            for row in manifest.split(source, split)["shards"]:
+                path = manifest.folder / source / split / row["file"]
+                wanted |= {path: row["sha256"], path.with_suffix(".ends"): row["ends_sha256"]}
+    for path, digest in wanted.items():
+        if not path.is_file() or sha256_file(path) != digest:
+            raise DataError(f"{path} is not what was prepared (another sha256); prepare it again with --overwrite")
+    return len(wanted), sum(path.stat().st_size for path in wanted)
 
 
 class TokenStream:

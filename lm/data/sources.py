@@ -5,11 +5,13 @@ Every kind has an identity (plain values that change when its text may change) a
 
 from __future__ import annotations
 
+import codecs
 import errno
 import glob
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,28 +134,67 @@ def _jsonl_identity(spec: SourceSpec) -> Any:
 
 
 def _jsonl_documents(spec: SourceSpec) -> Iterator[Document]:
-    column, group_column = spec.options.get("text", "text"), spec.options.get("group")
+    column, group_column = columns_of(spec)
+    grouped = group_column is None
     for path in matching_files(spec):
-        opener = gzip.open if path.suffix == ".gz" else open
+        for number, line in enumerate(_lines(path, spec.name), start=1):
+            if not line.strip():
+                continue
+            try:
+                text = line.decode()
+            except UnicodeDecodeError:
+                yield Document(line)  # counted as not UTF-8 by whoever decodes it
+                continue
+            row = _jsonl_row(text, column, f"source '{spec.name}': {path} line {number}")
+            grouped = grouped or group_column in row
+            yield _document(row, column, group_column)
+    if not grouped:
+        raise no_group(spec, group_column)
+
+
+def _lines(path: Path, source: str) -> Iterator[bytes]:
+    """Lines of a plain or gzipped file, split at line feeds only: str.splitlines also splits strings, at U+2028."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
         with opener(path, "rb") as file:
-            # Iterating a binary file splits at \n only; str.splitlines would also split inside strings, at U+2028.
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _jsonl_document(line, column, group_column, f"source '{spec.name}': {path} line {number}")
+            for number, line in enumerate(file):
+                yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"source '{source}': {path} is no whole gzip file ({error}); compress it again") from None
 
 
-def _jsonl_document(line: bytes, column: str, group_column: str | None, where: str) -> Document:
+def _document(row: dict[str, Any], column: str, group_column: str | None) -> Document:
+    group = row.get(group_column) if group_column else None
+    return Document(row[column], None if group is None else str(group))
+
+
+def columns_of(spec: SourceSpec) -> tuple[str, str | None]:
+    """Names of the columns of text and group (None: no groups).
+
+    Raises:
+        DataError: a name that is no text.
+    """
+    for option in ("text", "group"):
+        value = spec.options.get(option)
+        if value is not None and not isinstance(value, str):
+            raise DataError(f"source '{spec.name}': option {option} must be the name of a column, got {value!r}")
+    return spec.options.get("text") or "text", spec.options.get("group")
+
+
+def no_group(spec: SourceSpec, column: str | None) -> DataError:
+    """The error of a group column that no row has: documents of one group would land in both splits unnoticed."""
+    return DataError(f"source '{spec.name}': no row has the column '{column}'; mend or remove the option group")
+
+
+def _jsonl_row(line: str, column: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except UnicodeDecodeError:
-        return Document(line)  # not UTF-8: counted as such by whoever decodes it
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is not JSON ({error.msg}); mend or remove the line") from None
     if not isinstance(row, dict) or column not in row:
         columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise DataError(f"{where} has no column '{column}' (it has: {columns}); set the option text")
-    group = row.get(group_column) if group_column else None
-    return Document(row[column], None if group is None else str(group))
+    return row
 
 
 # -- datasets ---------------------------------------------------------------------------------------------------
@@ -170,7 +211,8 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
     import datasets
 
     options = dict(spec.options)
-    column, group_column = options.pop("text", "text"), options.pop("group", None)
+    column, group_column = columns_of(spec)
+    options = {key: value for key, value in options.items() if key not in ("text", "group")}
     split = options.pop("split", "train")
     arguments = {**options.pop("args", {}), **options}
     path = arguments.pop("path")
@@ -183,8 +225,9 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
                 raise DataError(
                     f"source '{spec.name}' has no column '{column}' (it has: {', '.join(row)}); set the option text"
                 )
-            group = row.get(group_column) if group_column else None
-            yield Document(row[column], None if group is None else str(group))
+            if group_column and group_column not in row:
+                raise no_group(spec, group_column)
+            yield _document(row, column, group_column)
     except DataError:
         raise
     except Exception as error:

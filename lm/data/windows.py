@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lm.data.files import DataError
 from lm.data.shards import Manifest, TokenStream
 
 NO_LABEL = -100
@@ -31,6 +32,7 @@ class WindowReader:
 
     def __init__(self, manifest: Manifest, split: str, sources: Sequence[str]) -> None:
         self.eot_id = manifest.eot_id
+        self._folder, self._vocab_size = manifest.folder, manifest.vocab_size
         self._streams = [TokenStream(manifest, source, split) for source in sources]
 
     def count_windows(self, source: int, sequence_length: int) -> int:
@@ -54,6 +56,11 @@ class WindowReader:
         tokens = np.empty((len(source), sequence_length + 1), dtype=np.int64)
         for row, index, number in zip(tokens, source.tolist(), window.tolist(), strict=True):
             self._streams[index].read_into(number * sequence_length, row)
+        if tokens.size and tokens.max() >= self._vocab_size:
+            raise DataError(
+                f"{self._folder} holds the id {tokens.max()}, its vocabulary ends at {self._vocab_size - 1}: a shard is"
+                f" damaged; find it with: python -m recipes.data verify --dir {self._folder}"
+            )
         # Copies: one row's slices are contiguous already, and would share memory with each other.
         inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
         ends = inputs == self.eot_id

@@ -39,19 +39,25 @@ class StepProgress(ProgressBar):
             return
         interval = 0.5 if sys.stderr.isatty() else self.every_seconds
         now = time.monotonic()
-        last = trainer.global_step == trainer.max_steps
-        if now - self._printed < interval and not last:
-            return
+        if now - self._printed < interval or trainer.global_step == trainer.max_steps:
+            return  # the last step's line waits for its validation
         self._printed = now
-        end = "\r" if sys.stderr.isatty() and not last else "\n"
-        print(self._line(trainer, pl_module, now - self._started), end=end, file=sys.stderr, flush=True)
+        end = "\r" if sys.stderr.isatty() else "\n"
+        seconds = now - self._started
+        left = seconds / max(1, trainer.global_step - self._first_step) * (trainer.max_steps - trainer.global_step)
+        print(self._line(trainer, pl_module, f"{left:.0f} s left"), end=end, file=sys.stderr, flush=True)
 
-    def _line(self, trainer: Trainer, pl_module: Any, seconds: float) -> str:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """The last line: final losses, and where the run is."""
+        if self._enabled and trainer.is_global_zero and trainer.global_step > self._first_step:
+            line = self._line(trainer, pl_module, f"{time.monotonic() - self._started:.0f} s")
+            print(f"{line}\nrun {trainer.default_root_dir}", file=sys.stderr, flush=True)
+
+    def _line(self, trainer: Trainer, pl_module: Any, time_text: str) -> str:
         step, total = trainer.global_step, trainer.max_steps
-        left = seconds / max(1, step - self._first_step) * (total - step)
         parts = [f"step {step}/{total}"]
         for name, text in (("loss", "loss {:.4f}"), ("val_loss", "val {:.4f}"), ("tokens_per_s", "{:,.0f} tokens/s")):
             if name in pl_module.metrics:
                 parts.append(text.format(pl_module.metrics[name]))
-        parts.append(f"{left:.0f} s left")
+        parts.append(time_text)
         return "  ".join(parts).ljust(80)

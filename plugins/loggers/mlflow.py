@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from plugins.loggers.tracking import experiment_id_for, tracking_uri
+from plugins.loggers.tracking import check_store, experiment_id_for, tracking_uri
 
 _MAX_METRICS_A_BATCH = 1000  # MLflow's own limit
 _MAX_PARAMS_A_BATCH = 100
@@ -77,6 +77,7 @@ class MLflowLogger(Logger):
         """Start the MLflow run, or go on in the one that `run_dir`/mlflow_run_id names."""
         from mlflow.tracking import MlflowClient
 
+        check_store(tracking_uri())
         self._client = MlflowClient(tracking_uri=tracking_uri())
         note = run_dir / "mlflow_run_id" if run_dir is not None else None
         if resume and note is not None and note.exists():

@@ -22,6 +22,7 @@ RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverg
 DONE = (COMPLETE, DIVERGED)
 _KIND, _STATUS = "scalewright.kind", "scalewright.status"
 _SWEEP, _GRID, _CELL, _DRIVER = "scalewright.sweep", "scalewright.grid", "scalewright.cell_id", "scalewright.driver"
+_SETTINGS = "scalewright.settings"
 _T = TypeVar("_T")
 
 
@@ -56,12 +57,14 @@ def with_retries(action: Callable[[], _T], seconds: float = 120.0) -> _T:
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A parent run. driver is {host, pid, started, session} of the process that last worked on it."""
+    """A parent run. driver is {host, pid, started, session} of the process that last worked on it; settings are those
+    of `describe`, empty where nobody wrote any."""
 
     run_id: str
     grid: str
     status: str
     driver: dict[str, Any]
+    settings: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class SweepLedger:
                 run.data.tags.get(_GRID, ""),
                 run.data.tags.get(_STATUS, ""),
                 json.loads(run.data.tags.get(_DRIVER, "{}")),
+                json.loads(run.data.tags.get(_SETTINGS, "{}")),
             )
             for run in runs
         ]
@@ -146,6 +150,10 @@ class SweepLedger:
         rows = [Param(key, str(value)[:500]) for key, value in params.items()]
         with_retries(lambda: self.client.log_batch(run_id, params=rows))
         return run_id
+
+    def describe(self, parent_run_id: str, settings: dict[str, str]) -> None:
+        """Write down what the cells of a parent are measured with."""
+        self._tag(parent_run_id, {_SETTINGS: json.dumps(settings, sort_keys=True)})
 
     def claim(self, parent_run_id: str, grid: str, driver: dict[str, Any]) -> None:
         """Write down who works on a parent from now on, and on which grid."""

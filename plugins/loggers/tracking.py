@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import urllib.error
+import urllib.request
 from typing import Any
+
+from lm.errors import ConfigError
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 
@@ -11,6 +15,47 @@ DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
 def tracking_uri() -> str:
     """MLFLOW_TRACKING_URI, or a SQLite file in the working directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI
+
+
+def check_store(uri: str, seconds: float = 10.0) -> None:
+    """Make sure that somebody answers, before work begins that would be recorded there.
+
+    MLflow's own client tries an address that nobody answers for minutes. Any answer will do: an authenticating proxy
+    may refuse this question and take the client's.
+
+    Raises:
+        ConfigError: no answer from a server; a SQLite file that is none.
+    """
+    if uri.startswith(("http://", "https://")):
+        try:
+            urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds).close()
+        except urllib.error.HTTPError:
+            return
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise ConfigError(
+                f"no MLflow server answers at {uri} ({reason}); start it, or set MLFLOW_TRACKING_URI to another"
+            ) from None
+    elif uri.startswith("sqlite:///"):
+        _check_sqlite(uri.removeprefix("sqlite:///").partition("?")[0])
+
+
+def _check_sqlite(path: str) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            f"MLflow's database {path}: there is no folder {folder}; make it, or change MLFLOW_TRACKING_URI"
+        )
+    if not os.path.exists(path):
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(f"MLflow's database {path} cannot be made: {folder} is not writable")
+        return
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"MLflow's database {path} is not writable")
+    with open(path, "rb") as file:
+        start = file.read(16)
+    if start not in (b"", b"SQLite format 3\0"):
+        raise ConfigError(f"{path} is not an SQLite database; move it away, or set MLFLOW_TRACKING_URI to another")
 
 
 def experiment_id_for(client: Any, name: str) -> str:

@@ -71,6 +71,31 @@ def test_unreadable_jsonl_names_file_and_line(tmp_path, content, message) -> Non
     assert "\n" not in str(caught.value) and "a.jsonl" in str(caught.value)
 
 
+@pytest.mark.parametrize("content", [gzip.compress(b'{"text": "a"}\n' * 5000)[:-20], b'{"text": "plain"}\n'])
+def test_a_gzip_file_that_is_torn_or_none_is_one_line(tmp_path, content) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz is no whole gzip file"):
+        texts("jsonl", data_files=str(tmp_path / "a.jsonl.gz"))
+
+
+def test_utf_16_is_refused_and_a_byte_order_mark_is_no_text(tmp_path) -> None:
+    (tmp_path / "wide.jsonl").write_bytes('{"text": "caf\u00e9"}\n'.encode("utf-16"))
+    (tmp_path / "marked.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"text": "a"}\n{"text": "b"}\n')
+    with pytest.raises(DataError, match=r"wide\.jsonl line 2 is not JSON"):
+        texts("jsonl", data_files=str(tmp_path / "wide.jsonl"))
+    assert texts("jsonl", data_files=str(tmp_path / "marked.jsonl")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("options", [{"kind": "jsonl"}, {"kind": "dataset", "path": "json"}])
+def test_a_group_column_that_nobody_has_is_refused(tmp_path, options) -> None:
+    """With a typo there, documents of one group would land in both splits."""
+    jsonl(tmp_path / "a.jsonl", [{"text": "1", "book": 7}, {"text": "2", "book": 7}])
+    with pytest.raises(DataError, match="no row has the column 'boook'"):
+        documents(**options, data_files=str(tmp_path / "a.jsonl"), group="boook")
+    with pytest.raises(DataError, match="option group must be the name of a column, got 5"):
+        documents(**options, data_files=str(tmp_path / "a.jsonl"), group=5)
+
+
 def test_jsonl_is_read_lazily(tmp_path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "first"}\nbroken')
     spec = SourceSpec("s", "jsonl", options={"data_files": str(tmp_path / "a.jsonl")})

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from lm.data.files import DataError
 from recipes import bench_loader
 from recipes.data import load_config, main
 
@@ -55,6 +57,8 @@ def test_prepare_then_table(config, capsys) -> None:
         ({"sources": {"a": {"kind": "magic"}}}, "unknown kind 'magic'"),
         ({"tokenizer": {}}, "needs sources (a mapping by name) and tokenizer.vocab_size"),
         ({"tokenizer": {"vocab_size": "big"}}, "tokenizer.vocab_size in"),
+        ({"tokenizer": {"vocab_size": 280.5}}, "tokenizer.vocab_size in"),
+        ({"shard_tokens": 1.5}, "must be a whole number, got 1.5"),
         ({"tokenizer": {"vocab_size": 100}}, "vocab_size must be 257 to 200,000"),
         ({"tokenizer": {"vocab_size": 100_000}}, "enough distinct pairs for a vocabulary of"),
         ({"validation": 0.1}, "has unknown keys validation"),
@@ -87,6 +91,28 @@ def test_table_errors(tmp_path, config, capsys) -> None:
         assert message in capsys.readouterr().err
 
 
+def test_a_damaged_shard_is_found(config, capsys) -> None:
+    """By `verify` always; in training as soon as an id lies beyond the vocabulary."""
+    from lm.data.shards import load_manifest
+    from lm.data.windows import WindowReader
+
+    out = config.parent / "out"
+    assert main(["prepare", "--config", str(config)]) == 0
+    capsys.readouterr()
+    assert main(["verify", "--dir", str(out)]) == 0
+    assert "all as the manifest says" in capsys.readouterr().out
+    shard = out / "a" / "train" / "shard-00000.bin"
+    ids = np.fromfile(shard, dtype="<u2")
+    ids[40] = 0xFFFF
+    ids.tofile(shard)
+    assert main(["verify", "--dir", str(out)]) == 2
+    assert f"error: {shard} is not what was prepared" in capsys.readouterr().err
+    reader = WindowReader(load_manifest(out), "train", ["a"])
+    reader.batch(np.array([0]), np.array([0]), 32)
+    with pytest.raises(DataError, match="holds the id 65535, its vocabulary ends at 279"):
+        reader.batch(np.array([0]), np.array([1]), 32)
+
+
 def test_missing_and_broken_config(tmp_path, capsys) -> None:
     assert main(["prepare", "--config", str(tmp_path / "none.yaml")]) == 2
     (tmp_path / "bad.yaml").write_text("a: [1\nb: 2")
@@ -95,7 +121,7 @@ def test_missing_and_broken_config(tmp_path, capsys) -> None:
     assert len(lines) == 2 and "does not exist; examples are in conf/data/" in lines[0] and "not valid YAML" in lines[1]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["table", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["prepare", "--help"], ["table", "--help"], ["verify", "--help"]])
 def test_help_has_examples(arguments) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "recipes.data", *arguments], cwd=ROOT, capture_output=True, text=True, check=True

@@ -112,7 +112,10 @@ def one_error(stderr: str) -> str:
     [
         (["--data.weights", "{prose: 1, poetry: 1}"], ["poetry", "prose, code"]),
         (["--model.config.vocab_size", "512"], ["512", "300"]),
-        (["--data.sequence_length", "65536", "--data.global_batch_tokens", "65536"], ["longer", "shorten"]),
+        (
+            ["--data.sequence_length", "65536", "--data.global_batch_tokens", "65536", "--tokens", "65536"],
+            ["longer", "shorten"],
+        ),
         (["--data.global_batch_tokens", "224", "--data.micro_batch_size", "2"], ["micro_batch_size 2", "1, 7"]),
         (["--data.dir", "nowhere"], ["nowhere", "recipes.data prepare"]),
         (["--tokens", "0"], ["set tokens"]),
@@ -121,6 +124,24 @@ def one_error(stderr: str) -> str:
         (["--no_such_key", "1"], ["no_such_key"]),
         (["--trainer.strategy", "fsdq"], ["fsdq"]),
         (["--trainer.precision", "16-mixed"], ["16-mixed", "bf16-mixed"]),
+        (["--data.global_batch_tokens", "0"], ["data.global_batch_tokens", "at least 1"]),
+        (["--data.micro_batch_size", "-1"], ["data.micro_batch_size", "at least 1"]),
+        (["--data.validation_windows", "0"], ["data.validation_windows", "at least 1"]),
+        (["--data.num_workers", "-1"], ["data.num_workers"]),
+        (["--data.seed", "-1"], ["data.seed"]),
+        (["--seed_everything", "-5"], ["seed_everything"]),
+        (["--tokens", "5"], ["tokens 5", "one optimizer step"]),
+        (["--trainer.devices", "abc"], ["trainer.devices", "'abc'"]),
+        (["--trainer.devices", "0"], ["trainer.devices"]),
+        (["--trainer.accelerator", "tpuu"], ["trainer.accelerator", "tpuu"]),
+        (["--trainer.val_check_interval", "0"], ["trainer.val_check_interval"]),
+        (["--trainer.val_check_interval", "0.5"], ["trainer.val_check_interval", "whole number"]),
+        (["--trainer.log_every_n_steps", "0"], ["trainer.log_every_n_steps"]),
+        (["--trainer.gradient_clip_val", "-1"], ["trainer.gradient_clip_val"]),
+        (["--trainer.accumulate_grad_batches", "8"], ["data.micro_batch_size"]),
+        (["--name", "../elsewhere"], ["'../elsewhere'", "runs_dir"]),
+        (["--trainer.max_epochs", "-7"], ["max_epochs"]),
+        (["--runs_dir", "/proc/nowhere"], ["cannot write", "runs_dir"]),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -142,6 +163,37 @@ def test_a_mistake_is_one_line(
     error = one_error(capfd.readouterr().err)
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize("kind", ["server", "database", "folder"])
+def test_records_that_cannot_be_kept_are_refused_before_there_is_a_run(folder: Path, kind: str) -> None:
+    """Also by all of several processes, soon: the others must not wait for the one that found out."""
+    (folder / "garbage.db").write_bytes(b"no database" * 100)
+    uri = {
+        "server": "http://127.0.0.1:9",
+        "database": f"sqlite:///{folder}/garbage.db",
+        "folder": "sqlite:////nowhere/at/all/mlflow.db",
+    }[kind]
+    several = ["--trainer.devices", "2", "--trainer.strategy", "ddp"] if kind == "server" else []
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "recipes.pretrain", "fit", "--config", str(folder / "experiment.yaml")]
+    done = subprocess.run(
+        [*line, "--name", "mistake", *several], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2, done.stderr
+    assert uri.removeprefix("sqlite:///") in one_error(done.stderr)
+    assert not (folder / "runs" / "mistake").exists()
+
+
+def test_the_last_line_has_the_last_losses(folder: Path) -> None:
+    bar = "[{class_path: plugins.callbacks.progress.StepProgress}]"
+    done = pretrain(folder, "--name", "told", "--trainer.callbacks", bar, "--trainer.max_steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "trainer.max_steps 3 gives way to tokens 4096: 16 steps" in done.stderr
+    loss, val_loss = history(folder, "told", "loss")[16], history(folder, "told", "val_loss")[16]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("step 16/16")]
+    assert f"loss {loss:.4f}" in line and f"val {val_loss:.4f}" in line
+    assert f"run {folder / 'runs' / 'told'}" in done.stderr
 
 
 def test_a_world_size_that_does_not_divide_the_batch(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """IsoFLOP sweeps: what a cell is, what counts as done, and real Ray sweeps that are killed and resumed."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -14,13 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
+from lm.data.files import exclusive
 from lm.errors import ConfigError
 from plugins.loggers import sweep_ledger
 from plugins.loggers.sweep_ledger import SweepLedger, absolute_uri, cell_tags, patient_uri, with_retries
 from sweeps import isoflop, ray_session
 from sweeps.config import parse_config
-from sweeps.grid import Cell, build_grid, grid_id
+from sweeps.grid import Cell, Corpus, _set_values, build_grid, grid_id
 from sweeps.resume import choose_parent, result_rows
+from sweeps.settings import settings_of
 from sweeps.trial import outcome, run_cell, trial_spec
 
 ROOT = Path(__file__).parents[2]
@@ -277,10 +280,13 @@ def test_killed_and_resumed_gives_the_table_of_an_uninterrupted_sweep(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_ends_cleanly(workplace: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("how", "send"), [(signal.SIGINT, os.kill), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)]
+)
+def test_interrupt_ends_cleanly(workplace: Path, how: signal.Signals, send: Any) -> None:
+    """The last one as batch systems and `timeout` do it: to the whole group, Ray's processes included."""
     (process,) = lines_until(workplace, workplace / "log", "[1/6]")
-    process.send_signal(how)
+    send(process.pid, how)
     assert process.wait(timeout=60) == 130
     assert "--resume runs the others" in (workplace / "log").read_text()
     store = SweepLedger(f"sqlite:///{workplace / 'mlflow.db'}", "tiny")
@@ -326,6 +332,35 @@ def test_end_orphans_takes_only_its_own_session(tmp_path: Path) -> None:
 
 
 # -- command line ------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_driver_is_refused_at_once(workplace: Path, tiny_sweep: dict[str, Any]) -> None:
+    uri = f"sqlite:///{workplace / 'mlflow.db'}"
+    with exclusive(isoflop._lock_file(uri, parse_config(tiny_sweep)), "busy"):
+        second = run(workplace)
+    assert second.returncode == 2
+    assert second.stderr.strip().startswith("error: another command runs sweep tiny: wait for it")
+
+
+def test_an_earlier_sweep_with_other_settings_is_told_apart(
+    ledger: SweepLedger, tiny_sweep: dict[str, Any], cells: list[Cell]
+) -> None:
+    config = parse_config({**tiny_sweep, "name": "told"})
+    corpus = Corpus(300, {"prose": 1}, {"shards": "a" * 64, "tokenizer": "b" * 64})
+    parent = start(ledger, config, cells, [sweep_ledger.COMPLETE])
+    ledger.describe(parent, settings_of(config, corpus))
+    other = parse_config({**tiny_sweep, "name": "told", "optim": {**tiny_sweep["optim"], "lr": 0.5}})
+    moved = dataclasses.replace(corpus, fingerprint={"shards": "c" * 64, "tokenizer": "b" * 64})
+    renamed = [dataclasses.replace(cell, cell_id=f"{i:012d}") for i, cell in enumerate(cells)]
+    message = choose_parent(ledger, other, renamed, True, settings_of(other, moved)).message
+    assert "corpus.shards was aaaaaaaaaaaaaaaa, is cccccccccccccccc" in message
+    assert f"optim.lr was {tiny_sweep['optim']['lr']}, is 0.5" in message
+
+
+def test_a_new_field_of_the_model_changes_no_cell(cells: list[Cell]) -> None:
+    model = cells[0].model
+    assert "qk_norm" not in _set_values(model)
+    assert _set_values(dataclasses.replace(model, qk_norm=True))["qk_norm"] is True
 
 
 def test_dry_run_and_errors_need_neither_ray_nor_mlflow(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
