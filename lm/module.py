@@ -22,7 +22,7 @@ from lm.optim.schedule import lr_multiplier
 
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
 _FREE_ON_RESUME = frozenset(
-    {"rope_theta", "norm_eps", "init_std", "embedding_init_std", "depth_scaled_init", "zero_init_head"}
+    {"rope_theta", "rope_scaling", "norm_eps", "init_std", "embedding_init_std", "depth_scaled_init", "zero_init_head"}
     | {"attention_softcap", "final_softcap"}
 )
 
