@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from recipes.data import main as data_main
+from tests.distributed import harness
+from tests.parity import jobs
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("the model reads a window of text", "Größe 12 345", "naïve café — déjà vu", "def f(x):\n    return x + 1")
@@ -50,12 +49,6 @@ def experiment(folder: Path, corpus: Path, config: dict) -> dict:
     }
 
 
-def pretrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "recipes.pretrain", "fit", "--config", str(folder / "experiment.yaml"), *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
-
-
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory, corpus: Path) -> Path:
     """RUN of a muP model with grouped heads, YaRN and a tied head: all that is folded or scaled on export."""
@@ -65,7 +58,7 @@ def run_folder(tmp_path_factory, corpus: Path) -> Path:
         **{"init_std": 0.3, "mup": {"base_width": 16, "base_d_head": 32}},
         "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_max_position": 32},
     }
-    (folder / "experiment.yaml").write_text(yaml.safe_dump(experiment(folder, corpus, config)))
-    done = pretrain(folder, "--trainer.strategy", "fsdp", "--trainer.devices", "2")
-    assert done.returncode == 0, done.stderr
+    settings = experiment(folder, corpus, config)
+    settings["trainer"] |= {"strategy": "fsdp", "devices": 2}
+    harness.run(jobs.fit, 2, settings)
     return folder / "small"
