@@ -235,7 +235,7 @@ def _from_rope(values: Mapping[str, Any], where: str) -> tuple[float, RopeScalin
     """(base, scaling) from rope_parameters (transformers 5), else from rope_theta and rope_scaling."""
     given = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     theta = float(given.get("rope_theta") or values.get("rope_theta") or 10_000.0)
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind = str(given.get("rope_type") or given.get("type") or "default")
     if kind == "default":
         return theta, None
     # transformers' dynamic scaling starts from max_position_embeddings, and has that for the others' default.

@@ -222,4 +222,4 @@ def _write_file(
 
 
 def _write_tensor(stream: Any, tensor: Tensor) -> None:
-    stream.write(memoryview(tensor.flatten().view(torch.uint8).numpy()))
+    stream.write(tensor.flatten().view(torch.uint8).numpy().data)  # no copy

@@ -43,7 +43,8 @@ def _options(words: list[str]) -> list[tuple[str, str]]:
 
 def _folder_in_file(path: Path) -> str | None:
     try:
-        return OmegaConf.to_container(OmegaConf.load(path)).get("from_hf")  # type: ignore[union-attr, call-overload]
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return values.get("from_hf")
     except Exception:
         return None  # the parser will say what is wrong with the file
 

@@ -54,8 +54,14 @@ def run_folder(tmp_path_factory, corpus: Path) -> Path:
     """RUN of a muP model with grouped heads, YaRN and a tied head: all that is folded or scaled on export."""
     folder = tmp_path_factory.mktemp("runs")
     config = {
-        **{"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "tie_embeddings": True},
-        **{"init_std": 0.3, "mup": {"base_width": 16, "base_d_head": 32}},
+        "vocab_size": VOCAB,
+        "d_model": 48,
+        "n_layers": 2,
+        "n_heads": 6,
+        "n_kv_heads": 2,
+        "tie_embeddings": True,
+        "init_std": 0.3,
+        "mup": {"base_width": 16, "base_d_head": 32},
         "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_max_position": 32},
     }
     settings = experiment(folder, corpus, config)

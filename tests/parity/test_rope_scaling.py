@@ -131,3 +131,16 @@ def test_a_config_survives_a_checkpoint() -> None:
     assert model_config_from(dataclasses.asdict(config)) == config
     with pytest.raises(ValueError, match="n_experts"):
         model_config_from({**dataclasses.asdict(config), "n_experts": 8})
+
+
+def test_scaling_may_change_on_resume_and_the_shape_may_not() -> None:
+    import dataclasses
+
+    from lm.module import LlamaModule
+
+    config = ModelConfig(64, 32, 1, 2)
+    longer = dataclasses.replace(config, rope_theta=500_000.0, rope_scaling=CASES["llama3"][0])
+    saved = {"model_config": dataclasses.asdict(config)}
+    LlamaModule(longer).on_load_checkpoint(saved)
+    with pytest.raises(ValueError, match="n_layers = 1, this run has 2"):
+        LlamaModule(dataclasses.replace(longer, n_layers=2)).on_load_checkpoint(saved)
