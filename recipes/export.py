@@ -5,7 +5,7 @@ whole or absent, and loads with AutoModelForCausalLM and AutoTokenizer; python -
 starts a run from it.
 
 Examples:
-    python -m recipes.export --ckpt_path runs/demo/run/checkpoints/step-00001217 --out exported/demo
+    python -m recipes.export --ckpt_path runs/small/checkpoints/step-00000977 --out exported/small
     python -m recipes.export --ckpt_path runs/small --out exported/small --dtype bfloat16
     python -m recipes.export --ckpt_path runs/small --out exported/small --tokenizer data/demo
 """
