@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 from lm.errors import ConfigError
+from lm.rope_scaling import RopeScaling
 
 
 def _require(condition: bool, message: str) -> None:
@@ -46,6 +49,7 @@ class ModelConfig:
         d_ff_multiple: see d_ff.
         d_head: head size; 0 means d_model / n_heads.
         rope_theta: RoPE base.
+        rope_scaling: how RoPE is stretched to longer windows; null for not.
         norm_eps: RMSNorm epsilon.
         tie_embeddings: the head shares the embedding's matrix.
         init_std: standard deviation of normal init of embedding and matrices.
@@ -68,6 +72,7 @@ class ModelConfig:
     d_ff_multiple: int = 16
     d_head: int = 0
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     init_std: float = 0.02
@@ -100,6 +105,10 @@ class ModelConfig:
         )
         _require(self.d_ff > 0, f"model.d_ff must be positive, got {self.d_ff}")
         _require(self.rope_theta > 1, f"model.rope_theta must be above 1, got {self.rope_theta}")
+        _require(
+            self.rope_scaling is None or self.rope_scaling.kind != "dynamic" or self.d_head > 2,
+            "model.rope_scaling.kind dynamic needs a d_head above 2",
+        )
         _require(self.init_std > 0, f"model.init_std must be positive, got {self.init_std}")
         _require(
             self.embedding_init_std >= 0,
@@ -117,6 +126,23 @@ class ModelConfig:
     def width_multiplier(self) -> float:
         """m of muP; 1 under the standard parametrisation."""
         return 1.0 if self.mup is None else self.d_model / self.mup.base_width
+
+
+def model_config_from(values: Mapping[str, Any]) -> ModelConfig:
+    """The ModelConfig whose dataclasses.asdict is `values`, as a checkpoint holds it.
+
+    Raises:
+        ConfigError: a field this version does not know, or a value it does not take.
+    """
+    unknown = sorted(values.keys() - {field.name for field in fields(ModelConfig)})
+    if unknown:
+        raise ConfigError(f"model config has {', '.join(unknown)}, which this version does not know; update it")
+    mup, scaling = values.get("mup"), values.get("rope_scaling")
+    parts = {
+        "mup": None if mup is None else MuPConfig(**mup),
+        "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+    }
+    return ModelConfig(**{**values, **parts})
 
 
 @dataclass(frozen=True)

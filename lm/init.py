@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +54,33 @@ def init_tensor(name: str, shape: torch.Size | tuple[int, ...], config: ModelCon
     return torch.empty(shape).normal_(0.0, init_std(name, config), generator=generator)
 
 
+class WeightSource(Protocol):
+    """Where initial values come from when they are not random; see lm.hf_weights.HFWeights."""
+
+    def fill(self, name: str, parameter: Tensor) -> None:
+        """Copy the value of `name` into the parameter; into a DTensor, this rank's part of it."""
+
+
 @torch.no_grad()
-def materialize(model: nn.Module, config: ModelConfig, seed: int, device: torch.device | str) -> None:
+def materialize(
+    model: nn.Module,
+    config: ModelConfig,
+    seed: int,
+    device: torch.device | str,
+    source: WeightSource | None = None,
+) -> None:
     """Give a model built on the meta device memory on `device` and its initial values, one parameter at a time.
 
     Sharded parameters (DTensor) take their part of the whole tensor; no rank sends anything.
+
+    Args:
+        source: of the values; None draws them from `seed`.
     """
     model.to_empty(device=device)
     for name, parameter in model.named_parameters():
+        if source is not None:
+            source.fill(name, parameter)
+            continue
         whole = init_tensor(name, parameter.shape, config, seed)
         if isinstance(parameter, DTensor):
             whole = distribute_tensor(whole.to(device), parameter.device_mesh, parameter.placements, src_data_rank=None)

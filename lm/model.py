@@ -115,7 +115,8 @@ class Llama(nn.Module):
                 Positions need not restart: RoPE sees differences only, and attention stays inside a document.
         """
         B, T = input_ids.shape
-        cos, sin = rope_table(T, self.config.d_head, self.config.rope_theta, input_ids.device)
+        config = self.config
+        cos, sin = rope_table(T, config.d_head, config.rope_theta, input_ids.device, config.rope_scaling)
         packing = pack(document_ids, (B, T), input_ids.device, self.runtime.attention)
         x_BTD = self.embedding(input_ids)
         for block in self.blocks:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lm.attention import check_backend
 from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
-from lm.init import materialize
+from lm.init import WeightSource, materialize
 from lm.loss import IGNORE
 from lm.model import Llama
 from lm.optim.groups import OptimConfig, parameter_groups
@@ -22,7 +22,7 @@ from lm.optim.schedule import lr_multiplier
 
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
 _FREE_ON_RESUME = frozenset(
-    {"rope_theta", "norm_eps", "init_std", "embedding_init_std", "depth_scaled_init", "zero_init_head"}
+    {"rope_theta", "rope_scaling", "norm_eps", "init_std", "embedding_init_std", "depth_scaled_init", "zero_init_head"}
     | {"attention_softcap", "final_softcap"}
 )
 
@@ -41,6 +41,7 @@ class LlamaModule(LightningModule):
         runtime: how the model is computed: attention backend, compilation, activation checkpointing.
         z_loss: weight of logsumexp(logits)^2 in the objective, which keeps logits from drifting (Chowdhery et al.
             2022, arXiv 2204.02311, sec. 5; there 1e-4). Reported losses do not contain it.
+        from_hf: Hugging Face folder whose weights the run starts from; null: random ones.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class LlamaModule(LightningModule):
         seed: int = 0,
         runtime: RuntimeConfig = RuntimeConfig(),
         z_loss: float = 0.0,
+        from_hf: str | None = None,
     ):
         super().__init__()
         if z_loss < 0:
             raise ConfigError(f"model.z_loss must not be negative, got {z_loss}")
         self.runtime = runtime
         self.z_loss = z_loss
+        self.from_hf = from_hf
         self.model_config = config
         self.optim_config = optim
         self.seed = seed
@@ -74,6 +77,7 @@ class LlamaModule(LightningModule):
         """Build on the meta device, let the strategy shard, then fill in initial values. Safe to call again."""
         if self.model is not None:
             return
+        source = self._weights()
         with torch.device("meta"):
             model = Llama(self.model_config, self.runtime)
         strategy = self.trainer.strategy
@@ -84,8 +88,16 @@ class LlamaModule(LightningModule):
         parallelize = getattr(strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(model)
-        materialize(model, self.model_config, self.seed, strategy.root_device)
+        materialize(model, self.model_config, self.seed, strategy.root_device, source)
         self.model = model
+
+    def _weights(self) -> WeightSource | None:
+        """Where initial values come from; None for random ones."""
+        if self.from_hf is None:
+            return None
+        from lm.hf_weights import HFWeights
+
+        return HFWeights(self.from_hf, self.model_config)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over the table of lm.optim.groups. The rate is set before each step, from the step alone."""

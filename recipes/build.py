@@ -18,6 +18,7 @@ from lm.module import LlamaModule
 from plugins.strategies.checkpoint import latest
 from plugins.strategies.portable import PRECISIONS
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
+from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
@@ -53,6 +54,7 @@ class PretrainCLI(LightningCLI):
 
     def __init__(self, args: Any = None, run: bool = True):
         plugins.strategies.register()
+        self._config_defaults = config_defaults(args)
         defaults: dict[str, Any] = {
             "default_config_files": [_DEFAULTS],
             "parser_mode": "omegaconf+",
@@ -80,7 +82,12 @@ class PretrainCLI(LightningCLI):
         parser.add_argument("--name", type=str, default="run", help="Name of the run: its folder is runs_dir/name.")
         parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
         parser.add_argument("--tokens", type=float, default=0, help="Training tokens; sets trainer.max_steps.")
+        parser.add_argument(
+            "--from_hf", "--from-hf", type=str | None, help="Hugging Face folder to take model.config and weights from."
+        )
         parser.link_arguments(("runs_dir", "name"), "trainer.default_root_dir", compute_fn=_run_dir)
+        parser.link_arguments("from_hf", "model.from_hf")
+        parser.set_defaults(self._config_defaults)
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's hyperparameters back over YAML and command line; the config owns."""
@@ -102,6 +109,8 @@ class PretrainCLI(LightningCLI):
         run_dir = Path(config.trainer.default_root_dir)
         if config.get("ckpt_path") is not None:
             config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
+            if config.ckpt_path is not None:
+                config.model.from_hf = None  # the checkpoint replaces those weights; the folder may be gone
         elif self.config.subcommand == "fit" and not is_child_rank() and (run_dir / "config.yaml").exists():
             raise ConfigError(
                 f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"

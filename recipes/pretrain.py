@@ -4,6 +4,7 @@ Examples:
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml --trainer.strategy fsdp --trainer.devices 2
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml --ckpt_path last
+    python -m recipes.pretrain fit --config conf/experiment/demo.yaml --name more --from-hf exported/small
     python -m recipes.pretrain validate --config runs/demo/config.yaml --ckpt_path last
 """
 
