@@ -78,7 +78,7 @@ class LlamaModule(LightningModule):
             model = Llama(self.model_config, self.runtime)
         strategy = self.trainer.strategy
         check_backend(self.runtime.attention, strategy.root_device.type)
-        if self.runtime.compile:
+        if self.runtime.compile is True:
             for block in model.blocks:
                 block.compile()  # one graph serves all blocks
         parallelize = getattr(strategy, "parallelize", None)
