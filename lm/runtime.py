@@ -42,8 +42,9 @@ class Choice:
 def choose(config: ModelConfig, run_flops: float, machine: Machine) -> Choice:
     """The faster way to train this model on this machine. A pure function.
 
-    On a CPU: fp32 without compilation below d_model 256; from there on bf16 where the CPU has bf16 matrix units.
-    On CUDA: bf16. Both compile, where a compiler is at hand and the run is long enough to win the time back.
+    On a CPU: fp32 without compilation below d_model 256 and where the CPU has no bf16 matrix units (compiled fp32 was
+    not seen to be faster); else bf16. On CUDA: bf16 where it has units for it. Then blocks are compiled, where a
+    compiler is at hand and the run is long enough to win the time back.
 
     Args:
         run_flops: FLOPs of the whole run (lm.plan); 0 where nothing is trained.
@@ -55,6 +56,8 @@ def choose(config: ModelConfig, run_flops: float, machine: Machine) -> Choice:
     unit = "CPU" if machine.device == "cpu" else "GPU"
     precision = "bf16-mixed" if machine.bf16 else "32-true"
     reason = f"the {unit} has {'' if machine.bf16 else 'no '}bf16 matrix units"
+    if unit == "CPU" and not machine.bf16:
+        return Choice(precision, False, reason)
     if not machine.compiler:
         return Choice(precision, False, f"{reason}; no {'C++ compiler' if unit == 'CPU' else 'Triton'} to compile with")
     least = MIN_COMPILE_FLOPS[machine.device]

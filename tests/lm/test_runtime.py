@@ -25,7 +25,7 @@ def shape(d_model: int) -> ModelConfig:
         (256, LONG, Machine("cpu", True, True), ("bf16-mixed", True), "has bf16"),
         (512, LONG, Machine("cpu", True, False), ("bf16-mixed", False), "C++"),
         (512, 1e12, Machine("cpu", True, True), ("bf16-mixed", False), "too few"),
-        (512, LONG, Machine("cpu", False, True), ("32-true", True), "no bf16"),
+        (512, LONG, Machine("cpu", False, True), ("32-true", False), "no bf16"),
         (64, LONG, Machine("cuda", True, True), ("bf16-mixed", True), "has bf16"),
         (64, 1e14, Machine("cuda", True, True), ("bf16-mixed", False), "too few"),
         (64, LONG, Machine("cuda", False, False), ("32-true", False), "Triton"),
