@@ -66,9 +66,7 @@ class Float8(MixedPrecision):
                 layer.register_forward_pre_hook(_as_autocast_would)
 
     def _check(self, blocks: nn.Module, device: torch.device) -> None:
-        if not self.emulate and (
-            device.type != "cuda" or torch.cuda.get_device_capability(device) < _MIN_CAPABILITY
-        ):
+        if not self.emulate and (device.type != "cuda" or torch.cuda.get_device_capability(device) < _MIN_CAPABILITY):
             raise ConfigError(
                 "precision fp8 needs a CUDA device of compute capability 8.9 or more (Ada, Hopper); use bf16-mixed"
             )
