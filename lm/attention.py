@@ -137,7 +137,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, s
     elif packing.backend == "flex":
         out = _flex(q, k, v, packing.block_mask, scale, softcap)
     elif packing.backend == "documents":
-        out = _by_document(q, k, v, packing.lengths, scale, softcap)
+        out = _by_document(q, k, v, packing, scale, softcap)
     else:
         out = _dense(q, k, v, packing.mask, scale, softcap)
     return out.reshape(B, T, H * E)
@@ -163,12 +163,10 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
     return scores.float().masked_fill(~mask, -torch.inf).softmax(-1).type_as(v) @ v
 
 
-@torch.compiler.disable  # its loop is another one for each batch
-def _by_document(
-    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float, softcap: float | None
-) -> Tensor:
+@torch.compiler.disable  # its loop is another one for each batch; handed the lengths, callers would compile anew too
+def _by_document(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scale: float, softcap: float | None) -> Tensor:
     """A window of n documents costs about a n-th of one document. [B, T, H, E] as [N, H, E], cut and joined again."""
-    parts = (x.flatten(0, 1).split(lengths) for x in (q, k, v))
+    parts = (x.flatten(0, 1).split(packing.lengths) for x in (q, k, v))
     outs = [
         _dense(q_n[None], k_n[None], v_n[None], None, scale, softcap)[0] for q_n, k_n, v_n in zip(*parts, strict=True)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from lm.errors import ConfigError
 from lm.rope_scaling import RopeScaling
@@ -151,16 +151,20 @@ class RuntimeConfig:
 
     Attributes:
         attention: backend, see lm.attention.pack: auto, sdpa, documents, flash or flex.
-        compile: compile each block with torch.compile (the same code for all of them).
+        compile: compile each block with torch.compile (the same code for all of them). auto is for recipes.build, which
+            settles it with lm.runtime.choose; a model that still has it does not compile.
         activation_checkpointing: what backward computes again instead of keeping it. none; full: whole blocks, about a
             third more work, keeps one [B, T, D] a block; selective: all but matrix products and attention.
     """
 
     attention: str = "auto"
-    compile: bool = False
+    compile: bool | Literal["auto"] = False
     activation_checkpointing: str = "none"
 
     def __post_init__(self) -> None:
+        _require(
+            self.compile in (True, False, "auto"), f"runtime.compile must be auto, true or false, got {self.compile!r}"
+        )
         kinds = ("none", "full", "selective")
         _require(
             self.activation_checkpointing in kinds,

@@ -82,7 +82,10 @@ class LlamaModule(LightningModule):
             model = Llama(self.model_config, self.runtime)
         strategy = self.trainer.strategy
         check_backend(self.runtime.attention, strategy.root_device.type)
-        if self.runtime.compile:
+        convert = getattr(strategy.precision_plugin, "convert_model", None)
+        if convert is not None:
+            convert(model, strategy.root_device)  # FP8 layers have to be there before blocks are compiled and sharded
+        if self.runtime.compile is True:
             for block in model.blocks:
                 block.compile()  # one graph serves all blocks
         parallelize = getattr(strategy, "parallelize", None)

@@ -85,7 +85,8 @@ def _config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "d_model": options.d_model,
                 "n_layers": options.n_layers,
                 "n_heads": max(1, options.d_model // 64),
-            }
+            },
+            "runtime": {"compile": False},  # as the bare loop
         },
         "data": {
             "dir": str(folder / "data"),
@@ -93,7 +94,7 @@ def _config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "global_batch_tokens": batch_tokens,
             "validation_windows": 1,
         },
-        "trainer": {"accelerator": "cpu", "devices": 1, "limit_val_batches": 0},
+        "trainer": {"accelerator": "cpu", "devices": 1, "precision": "32-true", "limit_val_batches": 0},
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,14 +13,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import conf
 import plugins.strategies
+from lm.config import model_config_from
 from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
+from lm.plan import training_flops
 from plugins.strategies.checkpoint import latest
-from plugins.strategies.portable import PRECISIONS
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
+from recipes.trainer import RecipeTrainer, check_precision, device_of, settle
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
 _SUBCOMMANDS = ("fit", "validate", "test")
@@ -63,6 +66,7 @@ class PretrainCLI(LightningCLI):
             LlamaModule,
             TokenDataModule,
             save_config_callback=RunRecord,
+            trainer_class=RecipeTrainer,
             parser_class=OneLineParser,
             trainer_defaults=dict(_FIXED),
             seed_everything_default=0,
@@ -104,6 +108,7 @@ class PretrainCLI(LightningCLI):
         check_names(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
             set_max_steps(config, steps_for(config.tokens, config.data.global_batch_tokens))
+        self._settle_runtime(config)
         if not self.config.get("subcommand"):
             return
         run_dir = Path(config.trainer.default_root_dir)
@@ -115,6 +120,23 @@ class PretrainCLI(LightningCLI):
             raise ConfigError(
                 f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
             )
+
+    def _settle_runtime(self, config: Any) -> None:
+        """Put the choice in place of 'auto', so that the run's config.yaml says what was used; say so once."""
+        shape = model_config_from(config.model.config.as_dict())
+        trained = config.tokens if self.config.get("subcommand") in (None, "fit") else 0.0
+        flops = training_flops(shape, max(trained, 0.0), config.data.sequence_length)
+        trainer, runtime = config.trainer, config.model.runtime
+        trainer.precision, runtime.compile, self.choice = settle(
+            trainer.precision, runtime.compile, shape, flops, device_of(trainer.accelerator)
+        )
+        if self.choice and not is_child_rank():
+            print(self.choice, file=sys.stderr)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer: Any = super().instantiate_trainer(**kwargs)
+        trainer.choice = self.choice
+        return trainer
 
 
 def _run_dir(runs_dir: str, name: str) -> str:
@@ -154,8 +176,7 @@ def check_names(trainer: Any) -> None:
             f"trainer.strategy {trainer.strategy} is unknown; take one of {', '.join(plugins.strategies.NAMES)},"
             " or a class_path"
         )
-    if str(trainer.precision) not in PRECISIONS:
-        raise ConfigError(f"trainer.precision {trainer.precision} is not supported; use {' or '.join(PRECISIONS)}")
+    check_precision(trainer.precision)
 
 
 def default_strategy(trainer: Any) -> Any:

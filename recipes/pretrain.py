@@ -25,7 +25,7 @@ def main() -> int:
     from recipes.build import PretrainCLI, is_child_rank
     from recipes.cpu import keep_freed_memory
 
-    _quiet()
+    quiet()
     keep_freed_memory()
     try:
         PretrainCLI()
@@ -36,7 +36,7 @@ def main() -> int:
     return 0
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Drop messages that ask for nothing a user of this recipe should do."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")

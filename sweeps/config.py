@@ -122,7 +122,7 @@ class SweepConfig:
         tolerance: largest relative distance of a cell's FLOPs from its budget.
         min_steps: a cell with fewer optimizer steps is an error.
         max_epochs: passes over a source above which a warning is printed.
-        precision: of Lightning's Trainer.
+        precision: of Lightning's Trainer, the same for all cells.
         runs_dir: folder of Ray's files and of the result.
         resources: of one trial.
         max_failures: times a trial whose process died is started again.
@@ -158,6 +158,8 @@ class SweepConfig:
                 raise ConfigError(f"budgets: {budget:g} needs a list of widths, all positive, got {list(widths)}")
             if len(set(widths)) != len(widths):
                 raise ConfigError(f"budgets: {budget:g} names a width twice: {list(widths)}")
+        if self.precision == "auto":
+            raise ConfigError("precision auto would differ between the cells of a sweep; take 32-true or bf16-mixed")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must be different whole numbers, got {list(self.seeds)}")
         if not 0 < self.tolerance < 1 or self.min_steps < 1 or self.max_failures < 0:

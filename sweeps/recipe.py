@@ -25,6 +25,7 @@ def cell_recipe(cell: Cell, config: SweepConfig, name: str, data_dir: str, logge
             "config": {key: value for key, value in dataclasses.asdict(cell.model).items() if value is not None},
             "optim": {**config.optim, "lr": cell.lr, "schedule": schedule},
             "seed": cell.seed,
+            "runtime": {"compile": False},  # cells are compared: all are computed alike, whatever their size
         },
         "data": {
             "dir": data_dir,

@@ -5,7 +5,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ORDER = ["lm", "plugins", "recipes", "sweeps"]  # each may import those before it
-LAZY = {"deepspeed", "flash_attn", "datatrove"}  # optional: only inside functions
+LAZY = {
+    "deepspeed",
+    "flash_attn",
+    "datatrove",
+    "torchao",
+    "transformers",
+    "accelerate",
+}  # optional: only inside functions
 
 
 def modules() -> dict[Path, ast.Module]:

@@ -89,6 +89,8 @@ class ZeRO(Portable, DeepSpeedStrategy):
     def precision_plugin(self, plugin: Precision | None) -> None:
         if type(plugin) is DeepSpeedPrecision:
             plugin = _ZeROPrecision(plugin.precision)  # type: ignore[arg-type]
+        elif hasattr(plugin, "convert_model"):
+            raise ConfigError("precision fp8 does not run under DeepSpeed; use single, ddp, fsdp or hsdp")
         DeepSpeedStrategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
 
     def setup_environment(self) -> None:

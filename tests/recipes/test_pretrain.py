@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -58,6 +59,13 @@ def pretrain(folder: Path, *arguments: str, command: str = "fit") -> subprocess.
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
 
 
+def mlflow_run(folder: Path, run: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    return client.get_run((folder / "runs" / run / "mlflow_run_id").read_text().strip())
+
+
 def history(folder: Path, run: str, key: str) -> dict[int, float]:
     from mlflow.tracking import MlflowClient
 
@@ -75,6 +83,11 @@ def test_fit_then_resume_under_another_strategy(folder: Path) -> None:
     assert sorted(p.name for p in (folder / "runs/whole/checkpoints").iterdir()) == ["step-00000008", "step-00000016"]
     config = yaml.safe_load((folder / "runs/whole/config.yaml").read_text())
     assert config["model"]["config"]["d_model"] == 32 and config["trainer"]["max_steps"] == 16
+    line = "picked 32-true, no compilation: d_model 32 is below 256 on a CPU"
+    assert whole.stderr.count(line) == 1
+    assert config["trainer"]["precision"] == "32-true" and config["model"]["runtime"]["compile"] is False
+    params = mlflow_run(folder, "whole").data.params
+    assert (params["precision"], params["compile"], params["precision_choice"]) == ("32-true", "False", line)
     losses = history(folder, "whole", "loss")
     assert list(losses) == [4, 8, 12, 16]
     for key in ("val_loss", "val_loss/prose", "bpb/code", "bpb"):
@@ -89,6 +102,7 @@ def test_fit_then_resume_under_another_strategy(folder: Path) -> None:
         folder, "--name", "whole", "--ckpt_path", "last", "--trainer.strategy", "fsdp", "--trainer.devices", "2"
     )
     assert again.returncode == 0, again.stderr
+    assert again.stderr.count("picked 32-true") == 1  # by the first of two processes
     assert history(folder, "whole", "loss") == losses
     assert json.loads((newest / "manifest.json").read_text())["step"] == 16
 

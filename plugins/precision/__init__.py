@@ -1,0 +1,1 @@
+"""Precision plugins for Lightning."""

@@ -1,0 +1,68 @@
+"""Lightning's Trainer with two more words for `precision`: auto and fp8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lm.config import ModelConfig
+from lm.errors import ConfigError
+from lm.runtime import choose, machine_of
+from plugins.strategies.portable import PRECISIONS
+
+NAMES = ("auto", *PRECISIONS, "fp8")
+
+
+class RecipeTrainer(Trainer):
+    """See Lightning's Trainer.
+
+    Args:
+        precision: auto (chosen by size of the model and by machine, see lm.runtime), 32-true, bf16-mixed, or fp8:
+            bf16-mixed with the blocks' matrix products in FP8 (plugins.precision.float8).
+        plugins: as of Lightning's Trainer; a precision plugin here needs precision to be null.
+    """
+
+    def __init__(self, *, precision: str | None = None, plugins: Any = None, **kwargs: Any) -> None:
+        self.choice = ""  # why this precision and compilation, where the recipe chose
+        if precision == "fp8":
+            from plugins.precision.float8 import Float8
+
+            given = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
+            precision, plugins = None, [*given, Float8()]
+        super().__init__(precision=precision, plugins=plugins, **kwargs)  # type: ignore[arg-type]
+
+
+def check_precision(name: str | None) -> None:
+    """Raise ConfigError for a precision that the strategies do not have; None leaves it to a plugin."""
+    if name is not None and str(name) not in NAMES:
+        raise ConfigError(f"trainer.precision {name} is not supported; use {', '.join(NAMES[:-1])} or {NAMES[-1]}")
+
+
+def settle(precision: str | None, compiled: Any, model: ModelConfig, run_flops: float, device: str) -> tuple[Any, ...]:
+    """What 'auto' means for trainer.precision and model.runtime.compile.
+
+    Args:
+        compiled: model.runtime.compile: auto, true or false.
+        run_flops: of the run; 0 where nothing is trained.
+        device: cpu or cuda.
+
+    Returns:
+        (precision, compile, line): the line says what was picked and why; empty where nothing was left open.
+    """
+    if precision != "auto" and compiled != "auto":
+        return precision, compiled, ""
+    choice = choose(model, run_flops, machine_of(device))
+    precision = choice.precision if precision == "auto" else precision
+    compiled = choice.compile if compiled == "auto" else compiled
+    kind = "compiled blocks" if compiled else "no compilation"
+    return precision, compiled, f"picked {precision}, {kind}: {choice.reason}"
+
+
+def device_of(accelerator: Any) -> str:
+    """cpu or cuda, as trainer.accelerator means here."""
+    import torch
+
+    if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
+        return "cuda"
+    return "cpu" if accelerator == "auto" else str(accelerator)
