@@ -17,7 +17,8 @@ from lm.errors import ConfigError
 from lm.init import materialize
 from lm.loss import IGNORE
 from lm.model import Llama
-from lm.optim.groups import OptimConfig, parameter_groups
+from lm.optim.build import make_optimizer
+from lm.optim.groups import OptimConfig
 from lm.optim.schedule import lr_multiplier
 
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
@@ -88,12 +89,10 @@ class LlamaModule(LightningModule):
         self.model = model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over the table of lm.optim.groups. The rate is set before each step, from the step alone."""
+        """See lm.optim.build. The rate is set before each step, from the step alone."""
         if self.trainer.max_steps <= 0:
             raise ConfigError("the run has no length: set tokens (or trainer.max_steps)")
-        optim = self.optim_config
-        groups = parameter_groups(self.model, self.model_config, optim)
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=True)
+        return make_optimizer(self.model, self.model_config, self.optim_config)
 
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step `step`, before the groups' multipliers."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
-from plugins.strategies import checkpoint_io, deepspeed_state, state
+from plugins.strategies import checkpoint_io, deepspeed_muon, deepspeed_state, state
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit, report_differences
 
 
@@ -122,6 +122,12 @@ class ZeRO(Portable, DeepSpeedStrategy):
         self.config.setdefault("train_micro_batch_size_per_gpu", 1)  # DeepSpeed's own throughput log only
         assert self.lightning_module is not None
         self.config["gradient_clipping"] = self.lightning_module.trainer.gradient_clip_val or 0.0
+
+    def init_deepspeed(self) -> None:
+        super().init_deepspeed()
+        zero = self._zero_optimizer()
+        if zero is not None:
+            deepspeed_muon.link(zero)
 
     # One optimizer step ---------------------------------------------------------------------------------------------
 
