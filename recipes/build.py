@@ -165,5 +165,10 @@ def build(config: dict[str, Any]) -> Parts:
     Raises:
         ConfigError, SystemExit: the config does not parse.
     """
-    cli = PretrainCLI(args=config, run=False)
+    cli = parse(config)
     return Parts(cli.trainer, cli.model, cli.datamodule)
+
+
+def parse(arguments: dict[str, Any] | list[str]) -> PretrainCLI:
+    """The parts of a run, built and not run, from a config or from the arguments of `recipes.pretrain fit`."""
+    return PretrainCLI(args=arguments, run=False)

@@ -40,7 +40,9 @@ class MuonConfig:
         if self.scaling not in ("match_rms_adamw", "original"):
             raise ConfigError(f"optim.muon.scaling must be match_rms_adamw or original, got {self.scaling!r}")
         if self.lr is None and self.scaling == "original":
-            raise ConfigError("optim.muon.scaling original has a learning rate of its own: set optim.muon.lr (say 0.02)")
+            raise ConfigError(
+                "optim.muon.scaling original has a learning rate of its own: set optim.muon.lr (say 0.02)"
+            )
         if self.lr is not None and not self.lr > 0:
             raise ConfigError(f"optim.muon.lr must be positive, or null for optim.lr, got {self.lr}")
         if not 0 <= self.momentum < 1:

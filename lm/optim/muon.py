@@ -1,4 +1,4 @@
-"""Muon for hidden matrices and AdamW for the rest, in one optimizer (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for hidden matrices and AdamW for the rest, in one class.
 
 Muon's update of a matrix is its momentum with all singular values brought near 1 by a Newton-Schulz iteration. That
 needs the whole matrix, while momentum, decay and the update itself go element by element. So a matrix that is cut over
@@ -101,6 +101,10 @@ class MuonAdamW(torch.optim.AdamW):
         super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
         self.flat_pieces: Callable[[Tensor], list[Piece] | None] = lambda parameter: None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Past Adam's, which fills in what old versions did not save and expects a step count of every parameter.
+        torch.optim.Optimizer.__setstate__(self, state)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One update of all groups. Collective where Muon's parameters are cut over processes."""
@@ -119,7 +123,7 @@ class MuonAdamW(torch.optim.AdamW):
 
     def _adamw(self, group: dict[str, Any]) -> None:
         """What torch.optim.AdamW.step does with one group."""
-        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        lists: list[Any] = [[] for _ in range(6)]
         has_complex = self._init_group(group, *lists)
         names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
         adam(
