@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for hidden matrices and AdamW for the rest, in one class.
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) for hidden matrices and AdamW for the rest, in one.
 
 Muon's update of a matrix is its momentum with all singular values brought near 1 by a Newton-Schulz iteration. That
 needs the whole matrix, while momentum, decay and the update itself go element by element. So a matrix that is cut over
@@ -126,9 +126,10 @@ class MuonAdamW(torch.optim.AdamW):
         lists: list[Any] = [[] for _ in range(6)]
         has_complex = self._init_group(group, *lists)
         names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
+        settings: dict[str, Any] = {name: group[name] for name in names}
         adam(
             *lists,
-            **{name: group[name] for name in names},
+            **settings,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             has_complex=has_complex,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -151,7 +152,7 @@ def test_muon_learns_and_its_state_is_saved() -> None:
     again = model()
     again.load_state_dict(llama.state_dict())
     restored = make_optimizer(again, CONFIG, optim)
-    restored.load_state_dict(optimizer.state_dict())
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert train(again, restored) == train(llama, optimizer)
 
 
