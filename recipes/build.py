@@ -12,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import conf
 import plugins.strategies
+from lm.data.ramp import BatchRamp
 from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
@@ -89,7 +90,7 @@ class PretrainCLI(LightningCLI):
         config.trainer.strategy = default_strategy(config.trainer)
         check_names(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
-            config.trainer.max_steps = steps_for(config.tokens, config.data.global_batch_tokens)
+            config.trainer.max_steps = steps_for(config.tokens, config.data)
         if not self.config.get("subcommand"):
             return
         run_dir = Path(config.trainer.default_root_dir)
@@ -105,9 +106,9 @@ def _run_dir(runs_dir: str, name: str) -> str:
     return str(Path(runs_dir) / name)
 
 
-def steps_for(tokens: float, global_batch_tokens: int) -> int:
-    """Optimizer steps that see `tokens` tokens, to the nearest step, at least 1."""
-    return max(1, round(tokens / global_batch_tokens))
+def steps_for(tokens: float, data: Any) -> int:
+    """Optimizer steps that see `tokens` tokens under data's batch_ramp, to the nearest step, at least 1."""
+    return BatchRamp(data.batch_ramp or [(0, data.global_batch_tokens)]).nearest_step(tokens)
 
 
 def find_checkpoint(ckpt_path: str, run_dir: Path) -> str | None:

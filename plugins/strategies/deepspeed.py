@@ -151,6 +151,10 @@ class ZeRO(Portable, DeepSpeedStrategy):
     def discard_gradients(self, optimizer: Optimizer) -> None:
         deepspeed_state.discard_gradients(self.deepspeed_engine)
 
+    def scale_rows(self, items: list[tuple[nn.Parameter, Tensor]]) -> None:
+        """Multiply rows of matrices by factors, [rows], that every rank knows, between two steps. Collective."""
+        deepspeed_state.scale_rows(self._zero_optimizer(), items)
+
     # Checkpoints ----------------------------------------------------------------------------------------------------
 
     def collect(self, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
