@@ -19,7 +19,7 @@ def largest_scores(q: Tensor, k: Tensor, packing: Packing, scale: float) -> Tens
         packing: from lm.attention.pack.
         scale: factor on the scores.
     """
-    B, T, H, E = q.shape
+    B, T, H, _ = q.shape
     K = k.shape[2]
     hidden = ~_visible(packing, B, T, q.device)
     largest = torch.full((K, H // K), -torch.inf, device=q.device)

@@ -56,8 +56,8 @@ def at_width(width: int, mup: bool) -> ModelConfig:
 def activation_scales(
     config: ModelConfig, optim: OptimConfig, steps: int = 10, batch: int = 4, length: int = 32, seed: int = 0
 ) -> Scales:
-    """Mean |x| after `steps` updates on fixed random ids, on the CPU: of what each block and each attention returns, and
-    of the logits.
+    """Mean |x| after `steps` updates on fixed random ids, on the CPU: of what blocks and attentions return, and of
+    the logits.
 
     Returns:
         {"blocks.0": ..., "blocks.0.attention": ..., "logits": ...}.
