@@ -106,7 +106,7 @@ class MuonAdamW(torch.optim.AdamW):
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of all groups. Collective where Muon's parameters are cut over processes."""
         loss = None
         if closure is not None:
@@ -123,19 +123,32 @@ class MuonAdamW(torch.optim.AdamW):
 
     def _adamw(self, group: dict[str, Any]) -> None:
         """What torch.optim.AdamW.step does with one group."""
-        lists: list[Any] = [[] for _ in range(6)]
+        lists: list[list[Tensor]] = [[] for _ in range(6)]
+        parameters, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = lists
         has_complex = self._init_group(group, *lists)
-        names = ("amsgrad", "lr", "weight_decay", "eps", "maximize", "foreach", "capturable", "differentiable", "fused")
-        settings: dict[str, Any] = {name: group[name] for name in names}
+        beta1, beta2 = group["betas"]
         adam(
-            *lists,
-            **settings,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            has_complex=has_complex,
+            parameters,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            max_exp_avg_sqs,
+            steps,
+            foreach=group["foreach"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            fused=group["fused"],
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
+            has_complex=has_complex,
             decoupled_weight_decay=True,
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
         )
 
     def _muon(self, parameter: Tensor, group: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lm.attention import Packing
@@ -95,7 +95,7 @@ def group_factors(largest: Tensor, threshold: float, n_kv_heads: int) -> Tensor:
     return torch.where(torch.isfinite(worst) & (worst > threshold), threshold / worst, torch.ones_like(worst))
 
 
-def row_factors(layer: GQA, shrink: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+def row_factors(layer: GQA, shrink: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(matrix, factor of each of its rows) of a layer whose groups' scores are to be multiplied by `shrink`, [K]."""
     root = shrink.sqrt()
     shared = layer.wq.out_features // layer.wk.out_features
@@ -106,7 +106,7 @@ def row_factors(layer: GQA, shrink: Tensor) -> list[tuple[nn.Parameter, Tensor]]
 
 
 @torch.no_grad()
-def scale_rows(items: list[tuple[nn.Parameter, Tensor]]) -> None:
+def scale_rows(items: list[tuple[Tensor, Tensor]]) -> None:
     """Multiply each row of each matrix, whole or a DTensor, by its factor; every rank knows all factors."""
     for parameter, factor in items:
         whole = factor[:, None].to(parameter.dtype)

@@ -151,7 +151,7 @@ class ZeRO(Portable, DeepSpeedStrategy):
     def discard_gradients(self, optimizer: Optimizer) -> None:
         deepspeed_state.discard_gradients(self.deepspeed_engine)
 
-    def scale_rows(self, items: list[tuple[nn.Parameter, Tensor]]) -> None:
+    def scale_rows(self, items: list[tuple[Tensor, Tensor]]) -> None:
         """Multiply rows of matrices by factors, [rows], that every rank knows, between two steps. Collective."""
         deepspeed_state.scale_rows(self._zero_optimizer(), items)
 

@@ -153,7 +153,7 @@ def load(module: nn.Module, zero: Any, reader: checkpoint_io.Reader) -> None:
     _publish(zero)
 
 
-def scale_rows(zero: Any, items: list[tuple[nn.Parameter, Tensor]]) -> None:
+def scale_rows(zero: Any, items: list[tuple[Tensor, Tensor]]) -> None:
     """Multiply each row of each matrix by its factor, [rows], the same on all ranks. Collective."""
     from deepspeed.utils import safe_get_full_fp32_param
 

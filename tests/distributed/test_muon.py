@@ -61,10 +61,10 @@ def test_momentum_moves_between_strategies(muon_runs: Runs, source: str, target:
 
 
 def test_pieces_of_a_flattened_group_cover_every_matrix_once() -> None:
-    """Four parts of 11 elements, matrices of 6, 12, 15 and 9: two parts cut one, one matrix reaches over three."""
-    shapes, size = [(2, 3), (3, 4), (5, 3), (3, 3)], 11
+    """Five parts of 11 elements, matrices of 6, 12, 25 and 9: all but the first are cut, one reaches over three."""
+    shapes, size = [(2, 3), (3, 4), (5, 5), (3, 3)], 11
     seen: dict[int, set[int]] = {index: set() for index in range(len(shapes))}
-    for begin in range(0, 44, size):
+    for begin in range(0, 55, size):
         offset = 0
         for index, shape in enumerate(shapes):
             piece = deepspeed_muon._overlap(shape, offset, begin, size)
