@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
-from lm.data.layout import micro_batches
+from lm.data.layout import by_batch, micro_batches
 from lm.data.order import DataOrder, DataPlan, Stage
+from lm.data.ramp import BatchRamp
 from lm.data.resume import align_progress, check_fingerprint, plan_fingerprint
 from lm.data.shards import load_manifest
 from lm.data.streams import Layout, TrainStream, ValidationWindows, validation_windows
@@ -33,14 +34,28 @@ def _identity(batch: Batch) -> Batch:
 class StreamLoader(DataLoader[Batch]):
     """DataLoader over a TrainStream that asks for the position each time it is iterated."""
 
-    def __init__(self, stream: TrainStream, position: Callable[[], int], **options: Any) -> None:
+    def __init__(
+        self,
+        stream: TrainStream,
+        position: Callable[[], int],
+        before_fetch: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(stream, **options)
         self.stream = stream
         self.position = position
+        self.before_fetch = before_fetch
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         self.stream.start_step = self.position()
-        return super().__iter__()
+        batches: Iterator[Batch] = super().__iter__()
+        return batches if self.before_fetch is None else _fetched(batches, self.before_fetch)
+
+
+def _fetched(batches: Iterator[Batch], before_fetch: Callable[[], None]) -> Iterator[Batch]:
+    while True:
+        before_fetch()
+        yield next(batches)
 
 
 class TokenDataModule(LightningDataModule):
@@ -57,6 +72,8 @@ class TokenDataModule(LightningDataModule):
             micro-batch keeps its number of tokens in all stages.
         validation_windows: most windows of each source to validate on, a fixed choice over the whole split.
         validation_batch_size: windows a rank validates at once; null: the micro-batch, at least 8,192 tokens.
+        batch_ramp: [from_tokens, batch_tokens] pairs: from that many training tokens on, a step takes so many. Begins
+            at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
@@ -75,8 +92,10 @@ class TokenDataModule(LightningDataModule):
         validation_windows: int = 512,
         validation_batch_size: int | None = None,
         num_workers: int = 0,
+        batch_ramp: Sequence[Sequence[float]] | None = None,
     ) -> None:
         super().__init__()
+        self.batch_ramp = BatchRamp(batch_ramp).points if batch_ramp else ()
         self.dir = Path(dir)
         self.sequence_length = sequence_length
         self.global_batch_tokens = global_batch_tokens
@@ -142,7 +161,7 @@ class TokenDataModule(LightningDataModule):
 
     def _make_plan(self) -> DataPlan:
         first = Stage(0, self.sequence_length, self.source_weights)
-        return DataPlan(self.seed, self.global_batch_tokens, (first, *self.later_stages))
+        return DataPlan(self.seed, self.global_batch_tokens, (first, *self.later_stages), self.batch_ramp)
 
     def _make_order(self) -> DataOrder:
         return DataOrder(self.plan, self.manifest.tokens("train"), self.skipped)
@@ -171,7 +190,7 @@ class TokenDataModule(LightningDataModule):
         """
         if total_tokens is None:
             max_steps = -1 if self.trainer is None else self.trainer.max_steps
-            total_tokens = max(max_steps, 0) * self.global_batch_tokens
+            total_tokens = self.plan.ramp.tokens(max(max_steps, 0))
         return epoch_rows(self.manifest, self.order, total_tokens)
 
     def _warn_of_repeats(self) -> None:
@@ -196,6 +215,7 @@ class TokenDataModule(LightningDataModule):
         step = self._position()
         return {
             "step": step,
+            "tokens": self.plan.ramp.tokens(step),
             "samples": int(self.order.step_samples(step)[0]),
             "skipped": [list(pair) for pair in self.order.skipped],
             "accumulate": self.accumulate,
@@ -210,8 +230,8 @@ class TokenDataModule(LightningDataModule):
         Raises:
             ValueError: one line that says which part differs.
         """
-        step = int(state_dict["step"])
-        trained_tokens = step * int(state_dict["fingerprint"]["plan"]["global_batch_tokens"])
+        constant = int(state_dict["step"]) * int(state_dict["fingerprint"]["plan"]["global_batch_tokens"])
+        trained_tokens = int(state_dict.get("tokens", constant))
         parts = ("shards", "tokenizer", "plan") if self._fitting() is not None else ("tokenizer",)
         check_fingerprint(state_dict["fingerprint"], self.fingerprint(), parts, trained_tokens, str(self.dir))
         if self._fitting() is not None:
@@ -244,8 +264,31 @@ class TokenDataModule(LightningDataModule):
     def train_dataloader(self) -> StreamLoader:
         """Micro-batches from the trainer's current step on: input_ids, labels, document_ids, source, loss_tokens."""
         reader = WindowReader(self.manifest, "train", self.source_names)
-        stream = TrainStream(self.order, reader, Layout(*self._rank_and_world(), self.accumulate))
-        return StreamLoader(stream, self._start_position, num_workers=self.num_workers, **self._options())
+        rank, world_size = self._rank_and_world()
+        layout = Layout(rank, world_size, self.accumulate, by_batch(self.plan, world_size, self.micro_batch_size))
+        stream = TrainStream(self.order, reader, layout)
+        adapt = self._adapt_accumulation if self.batch_ramp else None
+        return StreamLoader(stream, self._start_position, adapt, num_workers=self.num_workers, **self._options())
+
+    def _adapt_accumulation(self) -> None:
+        """Between two micro-batches: accumulate as the coming step's batch needs it.
+
+        Lightning steps where (batches so far) % accumulate == 0 and validates where (batches so far) % val_check_batch
+        == 0: all counts are put on the new scale, on which they are steps x accumulate again.
+        """
+        trainer = self._fitting()
+        if trainer is None:
+            return
+        old, world_size = int(trainer.accumulate_grad_batches), self._rank_and_world()[1]
+        counts = by_batch(self.plan, world_size, self.micro_batch_size)
+        new = counts[self.plan.ramp.batch(self._position())]
+        if new == old:
+            return
+        align_progress(trainer, old, new)
+        self.accumulate = trainer.accumulate_grad_batches = new
+        if isinstance(trainer.val_check_interval, int):
+            trainer.val_check_interval = max(1, trainer.val_check_interval // old * new)
+            trainer.val_check_batch = trainer.val_check_interval
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a source, in the order of source_names; batches also carry target_bytes."""

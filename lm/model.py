@@ -7,6 +7,7 @@ Initial values come from lm.init.materialize; reset_parameters only serves a mod
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class GQA(nn.Module):
         self.q_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
         self.softcap = config.attention_softcap
+        self.watch_scores: Callable[[Tensor, Tensor, Packing], None] | None = None  # sees q and k; for callbacks
         # Under muP scores scale with 1 / E; the constant makes both rules meet at base_d_head.
         self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
 
@@ -59,6 +61,8 @@ class GQA(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
         q_BTHE, k_BTKE = apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin)
+        if self.watch_scores is not None:
+            self.watch_scores(q_BTHE, k_BTKE, packing)
         return self.wo(attention(q_BTHE, k_BTKE, v_BTKE, packing, self.scale, self.softcap))
 
 

@@ -17,7 +17,8 @@ from lm.errors import ConfigError
 from lm.init import WeightSource, materialize
 from lm.loss import IGNORE
 from lm.model import Llama
-from lm.optim.groups import OptimConfig, parameter_groups
+from lm.optim.build import make_optimizer
+from lm.optim.groups import OptimConfig
 from lm.optim.schedule import lr_multiplier
 
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
@@ -61,6 +62,7 @@ class LlamaModule(LightningModule):
         self.from_hf = from_hf
         self.model_config = config
         self.optim_config = optim
+        self.schedule = optim.schedule  # a cooldown learns from its checkpoint where it starts
         self.seed = seed
         self.model: Any = None  # Llama, once configure_model has built it
         self.metrics: dict[str, float] = {}
@@ -103,20 +105,21 @@ class LlamaModule(LightningModule):
         return HFWeights(self.from_hf, self.model_config)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW over the table of lm.optim.groups. The rate is set before each step, from the step alone."""
+        """See lm.optim.build. The rate is set before each step, from the step alone."""
         if self.trainer.max_steps <= 0:
             raise ConfigError("the run has no length: set tokens (or trainer.max_steps)")
-        optim = self.optim_config
-        groups = parameter_groups(self.model, self.model_config, optim)
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=True)
+        return make_optimizer(self.model, self.model_config, self.optim_config)
 
     def lr(self, step: int) -> float:
         """Learning rate of optimizer step `step`, before the groups' multipliers."""
-        return self.optim_config.lr * lr_multiplier(step, self.trainer.max_steps, self.optim_config.schedule)
+        return self.optim_config.lr * lr_multiplier(step, self.trainer.max_steps, self.schedule)
+
+    def on_train_start(self) -> None:
+        self.lr(self.trainer.global_step)  # a cooldown without a checkpoint stops here, in one line
 
     def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         # No scheduler object: its saved base rates would silently win over a changed config on resume.
-        multiplier = lr_multiplier(self.trainer.global_step, self.trainer.max_steps, self.optim_config.schedule)
+        multiplier = lr_multiplier(self.trainer.global_step, self.trainer.max_steps, self.schedule)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = group["peak_lr"] * multiplier
 
@@ -179,6 +182,8 @@ class LlamaModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["model_config"] = dataclasses.asdict(self.model_config)
+        last_lr = self.lr(max(self.trainer.global_step - 1, 0))
+        checkpoint["schedule"] = {**dataclasses.asdict(self.schedule), "last_lr": last_lr}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved, here = checkpoint.get("model_config", {}), dataclasses.asdict(self.model_config)
@@ -188,6 +193,18 @@ class LlamaModule(LightningModule):
                     f"the checkpoint was trained with model.config.{name} = {value}, this run has {here[name]}; "
                     "set it to the checkpoint's value or start a new run"
                 )
+        if self.schedule.kind == "cooldown":
+            self._start_cooldown(checkpoint)
+
+    def _start_cooldown(self, checkpoint: Mapping[str, Any]) -> None:
+        """At the checkpoint's step and rate, or, where it was saved in a cooldown, as that one began."""
+        saved = checkpoint.get("schedule", {})
+        if "last_lr" not in saved:
+            raise ConfigError("the checkpoint does not say its learning rate; a cooldown needs one of a newer version")
+        step, share = int(checkpoint["global_step"]), saved["last_lr"] / self.optim_config.lr
+        if saved["kind"] == "cooldown":
+            step, share = saved["cooldown_from_step"], saved["cooldown_from"]
+        self.schedule = dataclasses.replace(self.schedule, cooldown_from_step=step, cooldown_from=share)
 
 
 def validation_metrics(

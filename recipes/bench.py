@@ -7,6 +7,7 @@ Examples:
     python -m recipes.bench attention seconds of a window of many documents against one document
     python -m recipes.bench peers     tokens/s of the recipe over transformers' Llama under its Trainer
     python -m recipes.bench gpu       tokens/s and MFU at 160M and 1B on one GPU
+    python -m recipes.bench coordinates activation scales over widths: muP, AdamW and Muon
     python -m recipes.bench step --help
 """
 
@@ -17,7 +18,8 @@ import sys
 
 from lm.errors import ConfigError
 
-BENCHMARKS = {name: f"recipes.bench_{name}" for name in ("step", "loader", "loss", "attention", "peers", "gpu")}
+_NAMES = ("step", "loader", "loss", "attention", "coordinates", "peers", "gpu")
+BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import conf
 import plugins.strategies
 from lm.config import model_config_from
+from lm.data.ramp import BatchRamp
 from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
@@ -107,7 +108,7 @@ class PretrainCLI(LightningCLI):
         config.trainer.strategy = default_strategy(config.trainer)
         check_names(config.trainer)
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
-            set_max_steps(config, steps_for(config.tokens, config.data.global_batch_tokens))
+            set_max_steps(config, steps_for(config.tokens, config.data))
         self._settle_runtime(config)
         if not self.config.get("subcommand"):
             return
@@ -143,9 +144,9 @@ def _run_dir(runs_dir: str, name: str) -> str:
     return str(Path(runs_dir) / name)
 
 
-def steps_for(tokens: float, global_batch_tokens: int) -> int:
-    """Optimizer steps that see `tokens` tokens, to the nearest step, at least 1."""
-    return max(1, round(tokens / global_batch_tokens))
+def steps_for(tokens: float, data: Any) -> int:
+    """Optimizer steps that see `tokens` tokens under data's batch_ramp, to the nearest step, at least 1."""
+    return BatchRamp(data.batch_ramp or [(0, data.global_batch_tokens)]).nearest_step(tokens)
 
 
 def find_checkpoint(ckpt_path: str, run_dir: Path) -> str | None:
@@ -201,5 +202,10 @@ def build(config: dict[str, Any]) -> Parts:
     Raises:
         ConfigError, SystemExit: the config does not parse.
     """
-    cli = PretrainCLI(args=config, run=False)
+    cli = parse(config)
     return Parts(cli.trainer, cli.model, cli.datamodule)
+
+
+def parse(arguments: dict[str, Any] | list[str]) -> PretrainCLI:
+    """The parts of a run, built and not run, from a config or from the arguments of `recipes.pretrain fit`."""
+    return PretrainCLI(args=arguments, run=False)

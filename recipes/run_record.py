@@ -60,7 +60,7 @@ def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
     """Parameters of the run under the names that sweeps and fits read."""
     data, config, optim = trainer.datamodule, module.model_config, module.optim_config
     counts = count_parameters(config)
-    tokens = trainer.max_steps * data.global_batch_tokens
+    tokens = data.plan.ramp.tokens(trainer.max_steps)
     per_token = flops_per_token(config, data.sequence_length)
     return {
         "n_params": n_params(config),

@@ -16,11 +16,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.permute import key_of, permute, subkeys
+from lm.data.ramp import BatchRamp
 from lm.errors import ConfigError
 
 Int64Array = NDArray[np.int64]
@@ -48,19 +50,26 @@ class Stage:
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What a run trains on. A step takes `global_batch_tokens` tokens in every stage.
+    """What a run trains on. A step takes `global_batch_tokens` tokens in every stage, unless there is a ramp.
 
     Attributes:
         seed: of the order.
         global_batch_tokens: G, tokens an optimizer step; a multiple of every stage's sequence length.
         stages: the first starts at 0, starts increase.
+        batch_ramp: (from_tokens, batch_tokens) pairs that end at G, see lm.data.ramp; empty for G throughout.
     """
 
     seed: int
     global_batch_tokens: int
     stages: tuple[Stage, ...]
+    batch_ramp: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.ramp.points[-1][1] != self.global_batch_tokens:
+            raise ConfigError(
+                f"batch_ramp ends at {self.ramp.points[-1][1]} tokens a step, global_batch_tokens is"
+                f" {self.global_batch_tokens}; make them equal"
+            )
         if not self.stages or self.stages[0].from_tokens != 0:
             raise ConfigError("a data plan needs a first stage with from_tokens 0")
         starts = [self.first_step(i) for i in range(len(self.stages))]
@@ -70,27 +79,51 @@ class DataPlan:
                 f"stages must start at increasing from_tokens, at least one step of {self.global_batch_tokens} tokens"
                 f" apart, got {tokens}"
             )
+        for index, batch in self.pairs():
+            _check_multiple(batch, self.stages[index].sequence_length)
         for stage in self.stages:
-            if stage.sequence_length < 1 or self.global_batch_tokens % stage.sequence_length:
-                near = _nearest_multiple(self.global_batch_tokens, stage.sequence_length)
-                raise ConfigError(
-                    f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length"
-                    f" {stage.sequence_length}; the nearest that works is {near}"
-                )
             if any(not math.isfinite(w) or w < 0 for w in stage.weights.values()) or not any(stage.weights.values()):
                 raise ConfigError(f"weights must be 0 or more with one above 0, got {dict(stage.weights)}")
 
     def first_step(self, stage: int) -> int:
         """0-based step at which a stage starts."""
-        return -(-self.stages[stage].from_tokens // self.global_batch_tokens)
+        return self.ramp.first_step_at(self.stages[stage].from_tokens)
 
     def stage_of_step(self, step: int) -> int:
         """Index of the stage that a 0-based step belongs to."""
         return sum(self.first_step(i) <= step for i in range(1, len(self.stages)))
 
-    def samples_per_step(self, stage: int) -> int:
-        """S = G / T of a stage."""
-        return self.global_batch_tokens // self.stages[stage].sequence_length
+    @cached_property
+    def ramp(self) -> BatchRamp:
+        """Tokens a step takes, and tokens before it."""
+        return BatchRamp(self.batch_ramp or ((0, self.global_batch_tokens),))
+
+    def batches(self) -> list[int]:
+        """Sizes in tokens that a step has in the course of the run, without repeats."""
+        return list(dict.fromkeys(batch for _, batch in self.ramp.points))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(stage, batch in tokens) of the steps of the run, each pair once."""
+        steps = {self.first_step(i) for i in range(len(self.stages))} | {start for start, _, _ in self.ramp.starts}
+        return list(dict.fromkeys((self.stage_of_step(step), self.ramp.batch(step)) for step in sorted(steps)))
+
+    def samples_per_step(self, step: int) -> int:
+        """S = G / T of a 0-based step."""
+        return self.ramp.batch(step) // self.stages[self.stage_of_step(step)].sequence_length
+
+    def steps_alike(self, step: int) -> int | None:
+        """Steps from this one on that have its stage and batch; None: all that follow."""
+        later = [self.first_step(i) for i in range(1, len(self.stages))] + [start for start, _, _ in self.ramp.starts]
+        return min((first - step for first in later if first > step), default=None)
+
+
+def _check_multiple(batch: int, sequence_length: int) -> None:
+    if sequence_length < 1 or batch % sequence_length:
+        near = _nearest_multiple(batch, sequence_length)
+        raise ConfigError(
+            f"global_batch_tokens {batch} is not a multiple of sequence_length {sequence_length};"
+            f" the nearest that works is {near}"
+        )
 
 
 def _nearest_multiple(value: int, unit: int) -> int:
@@ -200,7 +233,7 @@ class DataOrder:
         counts = block_counts(np.array([stage.weights.get(name, 0.0) for name in self.source_names]))
         is_last = index + 1 == len(self.plan.stages)
         steps = 0 if is_last else self.plan.first_step(index + 1) - self.plan.first_step(index)
-        stop = start + steps * self.plan.samples_per_step(index)
+        stop = start + self._tokens(index, self.plan.first_step(index) + steps) // stage.sequence_length
         jump_after, jump = [np.iinfo(np.int64).min], [0]
         for a, b in self.skipped:
             a = max(a, start)
@@ -228,6 +261,11 @@ class DataOrder:
         drawn[stage.sequence_length] = first_draw + blocks * counts + in_rest
         return stop
 
+    def _tokens(self, index: int, step: int) -> int:
+        """Tokens of a stage before a step."""
+        ramp = self.plan.ramp
+        return ramp.tokens(step) - ramp.tokens(self.plan.first_step(index))
+
     def _block(self, index: int, block: int) -> tuple[Int64Array, Int64Array]:
         """Of each sample of a block: its source, and how many of that source come before it in the block."""
         if (index, block) not in self._blocks:
@@ -245,10 +283,11 @@ class DataOrder:
         return self._blocks[index, block]
 
     def step_samples(self, step: int, n_steps: int = 1) -> Int64Array:
-        """k of each sample of steps [step, step + n_steps), which must lie in one stage; int64 [n_steps * S]."""
+        """k of each sample of steps [step, step + n_steps), alike in stage and batch; int64 [n_steps * S]."""
         index = self.plan.stage_of_step(step)
-        lane, samples = self._lanes[index], self.plan.samples_per_step(index)
-        position = np.arange(n_steps * samples, dtype=np.int64) + (step - self.plan.first_step(index)) * samples
+        lane, samples = self._lanes[index], self.plan.samples_per_step(step)
+        before = self._tokens(index, step) // self.plan.stages[index].sequence_length
+        position = np.arange(n_steps * samples, dtype=np.int64) + before
         jumped = np.searchsorted(lane.jump_after, position, side="right") - 1
         return lane.start + position + lane.jump[jumped]
 
@@ -287,7 +326,7 @@ class DataOrder:
     def tokens_drawn(self, total_tokens: int) -> dict[str, float]:
         """Tokens of each source that the first `total_tokens` training tokens take, from the plan alone."""
         drawn = np.zeros(len(self.source_names))
-        starts = [self.plan.first_step(i) * self.plan.global_batch_tokens for i in range(len(self.plan.stages))]
+        starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
         for lane, start, stop in zip(self._lanes, starts, [*starts[1:], total_tokens], strict=True):
             drawn += max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
         return dict(zip(self.source_names, drawn.tolist(), strict=True))

@@ -19,7 +19,8 @@ def plan_fingerprint(plan: DataPlan) -> dict[str, Any]:
         }
         for stage in plan.stages
     ]
-    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages}
+    ramp = {"batch_ramp": [list(point) for point in plan.batch_ramp]} if plan.batch_ramp else {}
+    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages, **ramp}
 
 
 def check_fingerprint(
@@ -45,9 +46,13 @@ def check_fingerprint(
 
 
 def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], trained_tokens: int) -> str | None:
-    for key in ("seed", "global_batch_tokens"):
+    ramps = ["batch_ramp" in plan for plan in (saved, current)]
+    for key in ("seed",) if any(ramps) else ("seed", "global_batch_tokens"):
         if saved[key] != current[key]:
             return f"{key} is {current[key]}, was {saved[key]}"
+    old_ramp, new_ramp = (_batches_until(plan, trained_tokens) for plan in (saved, current))
+    if old_ramp != new_ramp:
+        return f"batch_ramp up to here is {new_ramp}, was {old_ramp}"
     # The first stage counts even when nothing was trained yet.
     old, new = ([s for s in p["stages"] if s["from_tokens"] < max(trained_tokens, 1)] for p in (saved, current))
     for index in range(max(len(old), len(new))):
@@ -57,6 +62,11 @@ def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], train
             if not _same(old[index][key], new[index][key]):
                 return f"stage {index}'s {key} is {new[index][key]}, was {old[index][key]}"
     return None
+
+
+def _batches_until(plan: Mapping[str, Any], tokens: int) -> list[list[int]]:
+    ramp = plan.get("batch_ramp", [[0, plan["global_batch_tokens"]]])
+    return [list(point) for point in ramp if point[0] < max(tokens, 1)]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,11 +20,20 @@ LOOKAHEAD_SAMPLES = 1024
 
 @dataclass(frozen=True)
 class Layout:
-    """How a global batch is cut: world_size ranks, `accumulate` micro-batches a rank and step."""
+    """How a global batch is cut: world_size ranks, `accumulate` micro-batches a rank and step.
+
+    Attributes:
+        by_batch: the same for other global batches, by their tokens; for a plan with a batch ramp.
+    """
 
     rank: int
     world_size: int
     accumulate: int
+    by_batch: Mapping[int, int] = field(default_factory=dict)
+
+    def micro_batches(self, batch_tokens: int) -> int:
+        """Micro-batches a rank and step of a global batch."""
+        return self.by_batch.get(batch_tokens, self.accumulate)
 
 
 class TrainStream(IterableDataset[Batch]):
@@ -47,36 +56,37 @@ class TrainStream(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         info = get_worker_info()
         worker, n_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        step = self.start_step
+        step, first = self.start_step, 0
         while True:
             n_steps = self._steps_ahead(step)
-            for micro_batch, batch in self._steps(step, n_steps, worker, n_workers):
+            accumulate = self.layout.micro_batches(self.order.plan.ramp.batch(step))
+            for micro_batch, batch in self._steps(step, n_steps, first, accumulate, worker, n_workers):
                 assert micro_batch % n_workers == worker
                 yield batch
-            step += n_steps
+            step, first = step + n_steps, first + n_steps * accumulate
 
     def _steps_ahead(self, step: int) -> int:
         plan = self.order.plan
-        stage = plan.stage_of_step(step)
-        n_steps = max(1, LOOKAHEAD_SAMPLES // plan.samples_per_step(stage))
-        if stage + 1 < len(plan.stages):
-            n_steps = min(n_steps, plan.first_step(stage + 1) - step)
-        return n_steps
+        n_steps = max(1, LOOKAHEAD_SAMPLES // plan.samples_per_step(step))
+        alike = plan.steps_alike(step)
+        return n_steps if alike is None else min(n_steps, alike)
 
-    def _steps(self, step: int, n_steps: int, worker: int, n_workers: int) -> Iterator[tuple[int, Batch]]:
+    def _steps(
+        self, step: int, n_steps: int, first: int, accumulate: int, worker: int, n_workers: int
+    ) -> Iterator[tuple[int, Batch]]:
+        """Micro-batches of steps that are alike; `first` is the number of the first one."""
         layout, plan = self.layout, self.order.plan
         sequence_length = plan.stages[plan.stage_of_step(step)].sequence_length
         source, window = self.order.locate(self.order.step_samples(step, n_steps))
         labels = self.reader.count_labels(source, window, sequence_length).reshape(n_steps, -1).sum(axis=1)
-        parts = (n_steps, layout.world_size, layout.accumulate, -1)
+        parts = (n_steps, layout.world_size, accumulate, -1)
         source, window = (array.reshape(parts)[:, layout.rank] for array in (source, window))
-        first = (step - self.start_step) * layout.accumulate
-        for i in range((worker - first) % n_workers, n_steps * layout.accumulate, n_workers):
-            row, micro = divmod(i, layout.accumulate)
+        for i in range((worker - first) % n_workers, n_steps * accumulate, n_workers):
+            row, micro = divmod(i, accumulate)
             batch = self.reader.batch(source[row, micro], window[row, micro], sequence_length)
             # Mean over ranks and micro-batches of sum(nll) / loss_tokens = mean over the global batch's labels. At
             # least one label, so that a batch of nothing but document ends gives 0 and not NaN.
-            batch["loss_tokens"] = max(float(labels[row]), 1.0) / (layout.world_size * layout.accumulate)
+            batch["loss_tokens"] = max(float(labels[row]), 1.0) / (layout.world_size * accumulate)
             yield first + i, batch
 
 

@@ -34,7 +34,7 @@ class Throughput(Callback):
             return
         self._pause()
         data = trainer.datamodule
-        tokens = step * data.global_batch_tokens
+        tokens = data.plan.ramp.tokens(step)
         pl_module.record(
             {
                 "tokens": tokens,

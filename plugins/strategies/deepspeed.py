@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
-from plugins.strategies import checkpoint_io, deepspeed_state, state
+from plugins.strategies import checkpoint_io, deepspeed_muon, deepspeed_state, state
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit, report_differences
 
 
@@ -125,6 +125,12 @@ class ZeRO(Portable, DeepSpeedStrategy):
         assert self.lightning_module is not None
         self.config["gradient_clipping"] = self.lightning_module.trainer.gradient_clip_val or 0.0
 
+    def init_deepspeed(self) -> None:
+        super().init_deepspeed()
+        zero = self._zero_optimizer()
+        if zero is not None:
+            deepspeed_muon.link(zero)
+
     # One optimizer step ---------------------------------------------------------------------------------------------
 
     @property
@@ -146,6 +152,10 @@ class ZeRO(Portable, DeepSpeedStrategy):
 
     def discard_gradients(self, optimizer: Optimizer) -> None:
         deepspeed_state.discard_gradients(self.deepspeed_engine)
+
+    def scale_rows(self, items: list[tuple[Tensor, Tensor]]) -> None:
+        """Multiply rows of matrices by factors, [rows], that every rank knows, between two steps. Collective."""
+        deepspeed_state.scale_rows(self._zero_optimizer(), items)
 
     # Checkpoints ----------------------------------------------------------------------------------------------------
 

@@ -153,6 +153,18 @@ def load(module: nn.Module, zero: Any, reader: checkpoint_io.Reader) -> None:
     _publish(zero)
 
 
+def scale_rows(zero: Any, items: list[tuple[Tensor, Tensor]]) -> None:
+    """Multiply each row of each matrix by its factor, [rows], the same on all ranks. Collective."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    if is_stage_3(zero):
+        zero._partition_all_parameters()  # see load
+    for parameter, factor in items:
+        whole = safe_get_full_fp32_param(parameter)
+        _set_whole(zero, parameter, whole * factor[:, None].to(whole), None)
+    _publish(zero)
+
+
 def _create_states(module: nn.Module, zero: Any, keys: dict[str, dict], scalars: dict[str, dict]) -> None:
     """Zero states for each flat partition, of the kinds the checkpoint holds for its parameters."""
     names = {id(parameter): name for name, parameter in state.named_parameters(module).items()}

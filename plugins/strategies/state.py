@@ -157,7 +157,8 @@ def place_scalar(value: Any, group: Mapping[str, Any], device: torch.device) -> 
     if not isinstance(value, Tensor):
         return value
     on_device = group.get("fused") or group.get("capturable")
-    return value.to(device) if on_device else value.clone()
+    # A copy: a ZeRO checkpoint holds one step count for all parameters of a group, and fused AdamW counts in place.
+    return value.to(device, copy=True) if on_device else value.clone()
 
 
 def saved_state_keys(metadata: Metadata) -> dict[str, dict[str, torch.dtype]]:

@@ -1,5 +1,7 @@
 """Schedules against the published figures, and the parameter table."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -33,7 +35,34 @@ def test_wsd_is_flat_then_a_line() -> None:
     assert wsd_decay_start(100, schedule) == 80
 
 
-@pytest.mark.parametrize("bad", [{"kind": "step"}, {"warmup_steps": -1}, {"decay_fraction": 0}, {"floor": 1.5}])
+@pytest.mark.parametrize(
+    ("shape", "quarter", "half"),
+    [("linear", 0.8, 0.6), ("1-sqrt", 0.6, 1 - 0.8 * 0.5**0.5), ("cosine", 0.2 + 0.4 * (1 + 0.5**0.5), 0.6)],
+)
+def test_decay_shapes(shape: str, quarter: float, half: float) -> None:
+    """From 1 at the decay's start to the floor .2 at its end, and never up."""
+    schedule = ScheduleConfig(kind="wsd", decay_fraction=0.4, floor=0.2, decay_shape=shape)
+    values = [lr_multiplier(step, 100, schedule) for step in range(101)]
+    assert values[60] == 1.0 and values[100] == pytest.approx(0.2)
+    assert values[70] == pytest.approx(quarter) and values[80] == pytest.approx(half)
+    assert all(a >= b for a, b in itertools.pairwise(values))
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt", "cosine"])
+def test_a_cooldown_goes_from_the_given_rate_to_the_floor(shape: str) -> None:
+    schedule = ScheduleConfig(
+        kind="cooldown", floor=0.05, decay_shape=shape, warmup_steps=90, cooldown_from_step=40, cooldown_from=0.7
+    )
+    values = [lr_multiplier(step, 60, schedule) for step in range(40, 60)]
+    assert values[0] == 0.7 and values[-1] == pytest.approx(0.05)
+    assert all(a > b for a, b in itertools.pairwise(values))
+    with pytest.raises(ValueError, match="--ckpt_path"):
+        lr_multiplier(0, 60, ScheduleConfig(kind="cooldown"))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"kind": "step"}, {"decay_shape": "square"}, {"warmup_steps": -1}, {"decay_fraction": 0}, {"floor": 1.5}]
+)
 def test_bad_schedules_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match="schedule"):
         ScheduleConfig(**bad)

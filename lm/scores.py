@@ -1,0 +1,49 @@
+"""How large attention's scores get: the largest one of each head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lm.attention import Packing, document_mask
+
+
+def largest_scores(q: Tensor, k: Tensor, packing: Packing, scale: float) -> Tensor:
+    """max over windows and over the pairs that attention sees of scale q.k, for each query head; [H] fp32.
+
+    A score before any soft-cap. Costs about as much as the first half of attention, and holds [H / K, T, T] at a time.
+
+    Args:
+        q: [B, T, H, E], as attention gets it.
+        k: [B, T, K, E].
+        packing: from lm.attention.pack.
+        scale: factor on the scores.
+    """
+    B, T, H, _ = q.shape
+    K = k.shape[2]
+    hidden = ~_visible(packing, B, T, q.device)
+    largest = torch.full((K, H // K), -torch.inf, device=q.device)
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        for window in range(B):
+            mask = hidden[window if len(hidden) > 1 else 0]
+            for head in range(K):
+                group = q[window, :, head * (H // K) : (head + 1) * (H // K)].float().transpose(0, 1)  # [H / K, T, E]
+                scores = group @ k[window, :, head].float().T * scale
+                scores.masked_fill_(mask, -torch.inf)
+                largest[head] = torch.maximum(largest[head], scores.amax(dim=(1, 2)))
+    return largest.flatten()
+
+
+def _visible(packing: Packing, B: int, T: int, device: torch.device) -> Tensor:
+    """[B or 1, T, T] bool: which key each query sees."""
+    if packing.backend == "flex":
+        b, i = torch.arange(B, device=device), torch.arange(T, device=device)
+        visible: Tensor = packing.block_mask.mask_mod(b[:, None, None], b[:1], i[:, None], i)
+        return visible
+    if packing.backend in ("documents", "flash"):
+        lengths = torch.tensor(packing.lengths) if packing.cumulative is None else packing.cumulative.diff()
+        ids = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths.to(device)).view(B, T)
+        mask = document_mask(ids)
+    else:
+        mask = packing.mask
+    return torch.ones(1, T, T, dtype=torch.bool, device=device).tril_() if mask is None else mask[:, 0]
