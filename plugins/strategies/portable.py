@@ -57,7 +57,19 @@ class Portable(_Base):
         self.guards = []
         self.skipped_steps = 0
 
+    # Data -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """(which part of a batch this rank takes, number of parts). Ranks of one tensor group take the same part."""
+        return self.global_rank, self.world_size
+
     # Model ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def parameter_device(self) -> torch.device:
+        """Where parameters are kept between steps."""
+        return self.root_device
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Shard a model that is still on the meta device, before its values are filled in. Here: leave it whole."""

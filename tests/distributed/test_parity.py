@@ -9,11 +9,12 @@ import pytest
 from plugins.strategies import checkpoint
 from tests.distributed import harness, jobs
 from tests.distributed.jobs import SAVED_STEP, SKIPPED, STEPS
-from tests.distributed.scenario import CLIP, LAYOUTS, SINGLE, Layout
+from tests.distributed.scenario import CLIP, LAYOUTS, SINGLE, TENSOR_LAYOUTS, Layout
 
-BY_NAME = {layout.name: layout for layout in LAYOUTS}
-EVERY = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-OTHERS = pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.name)
+ALL = [*LAYOUTS, *TENSOR_LAYOUTS]
+BY_NAME = {layout.name: layout for layout in ALL}
+EVERY = pytest.mark.parametrize("layout", ALL, ids=lambda layout: layout.name)
+OTHERS = pytest.mark.parametrize("layout", ALL[1:], ids=lambda layout: layout.name)
 
 # Each layout once as source and once as target.
 CROSSINGS = [
@@ -25,6 +26,10 @@ CROSSINGS = [
     ("zero1-2", "hsdp-4"),
     ("zero2-2", "fsdp-2"),
     ("fsdp-4", "zero1-2"),
+    ("fsdp2_tp2", "fsdp-2"),
+    ("zero3-2", "fsdp2_tp2"),
+    ("hsdp-4", "tp2"),
+    ("tp2", "fsdp2_tp2"),
 ]
 
 
