@@ -84,9 +84,7 @@ class LlamaModule(LightningModule):
         parallelize = getattr(strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(model)
-        materialize(
-            model, self.model_config, self.seed, getattr(strategy, "parameter_device", strategy.root_device)
-        )
+        materialize(model, self.model_config, self.seed, getattr(strategy, "parameter_device", strategy.root_device))
         self.model = model
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

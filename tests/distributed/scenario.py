@@ -1,7 +1,8 @@
 """A small training run that every strategy can do, and what is recorded of it.
 
-Width and vocabulary divide by nothing the world sizes are made of (heads and MLP by 2, for tensor parallelism), the optimizer has two groups, clipping bites, gradients are
-accumulated, and label counts differ between ranks, so that a mean of means would show.
+Width and vocabulary divide by nothing the world sizes are made of (heads and MLP by 2, for tensor parallelism), the
+optimizer has two groups, clipping bites, gradients are accumulated, and label counts differ between ranks, so that a
+mean of means would show.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def build_trainer(layout: Layout, steps: int, *, accumulate: int = 2, **options:
         accumulate_grad_batches=accumulate,
         gradient_clip_val=options.pop("gradient_clip_val", CLIP),
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=options.pop("enable_checkpointing", False),
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,
