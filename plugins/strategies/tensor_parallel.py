@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
@@ -82,7 +82,7 @@ class _Whole(ParallelStyle):
         def enter(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
             return (DTensor.from_local(inputs[0], mesh, (self.layout,), run_check=False), *inputs[1:])
 
-        def leave(_: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
+        def leave(_: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
             return output.to_local()
 
         return distribute_module(module, device_mesh, None, enter, leave)

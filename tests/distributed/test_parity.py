@@ -9,7 +9,7 @@ import pytest
 from plugins.strategies import checkpoint
 from tests.distributed import harness, jobs
 from tests.distributed.jobs import SAVED_STEP, SKIPPED, STEPS
-from tests.distributed.scenario import CLIP, LAYOUTS, SINGLE, TENSOR_LAYOUTS, Layout
+from tests.distributed.scenario import CLIP, LAYOUTS, SINGLE, TENSOR_LAYOUTS, Layout, Model, build_trainer, fit
 
 ALL = [*LAYOUTS, *TENSOR_LAYOUTS]
 BY_NAME = {layout.name: layout for layout in ALL}
@@ -43,11 +43,18 @@ def test_losses_and_norms_equal_one_process(runs, layout: Layout) -> None:
     whole, reference = runs.result(layout)["whole"], runs.result(SINGLE)["whole"]
     assert len(reference["losses"]) == STEPS
     assert reference["losses"][0] != pytest.approx(reference["losses"][-1], rel=1e-3)
-    assert max(reference["norms"]) > CLIP  # clipping takes part
+    assert min(reference["norms"]) > CLIP  # clipping takes part in every step
     assert_close(whole["losses"], reference["losses"])
     assert_close(whole["norms"], reference["norms"])
     assert len(reference["validation"]) == STEPS // SAVED_STEP
     assert whole["shapes"] == reference["shapes"]
+
+
+def test_clipping_is_what_the_parity_tests_see(runs) -> None:
+    clipped = runs.result(SINGLE)["whole"]
+    free = fit(build_trainer(SINGLE, 6, gradient_clip_val=None), Model())
+    assert free.norms[0] == clipped["norms"][0]
+    assert max(abs(a / b - 1) for a, b in zip(free.losses, clipped["losses"][:6], strict=True)) > 1e-4
 
 
 @EVERY
