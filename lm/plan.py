@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import TypeVar
 
 from lm.config import ModelConfig
@@ -179,3 +180,80 @@ def _named(table: dict[str, _T], name: str, kind: str) -> _T:
     if name not in table:
         raise ValueError(f"unknown {kind} convention {name!r}; choose one of {', '.join(table)}")
     return table[name]
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+MEMORY_STRATEGIES = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
+ZERO3_PERSISTENCE_ELEMENTS = 100_000  # DeepSpeed keeps smaller parameters whole on each rank (its default)
+
+
+@dataclass(frozen=True)
+class MemoryBytes:
+    """Bytes that the fullest rank holds right before an optimizer step; activations and buffers are not in it.
+
+    Attributes:
+        parameters: with every copy that stays, such as DeepSpeed's fp32 copy for the optimizer.
+        gradients: averaged ones, as they wait for the optimizer.
+        optimizer_state: two moments (AdamW).
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer_state
+
+
+def parameter_shapes(config: ModelConfig) -> list[tuple[int, ...]]:
+    """Shapes of all parameters, in the model's order; a shared matrix once."""
+    d, query, key = config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    attention: list[tuple[int, ...]] = [(query, d), (key, d), (key, d), (d, query)]
+    if config.qk_norm:
+        attention += [(config.d_head,)] * 2
+    block = [(d,), *attention, (d,), (config.d_ff, d), (config.d_ff, d), (d, config.d_ff)]
+    head = [] if config.tie_embeddings else [(config.vocab_size, d)]
+    return [(config.vocab_size, d), *block * config.n_layers, (d,), *head]
+
+
+def memory_bytes(
+    config: ModelConfig, strategy: str, world_size: int, *, shard: int | None = None, bytes_per_value: int = 4
+) -> MemoryBytes:
+    """Bytes of parameters, gradients and AdamW state on the fullest of `world_size` ranks; P is all parameters.
+
+    Conventions, in values of `bytes_per_value` (fp32 under 32-true and bf16-mixed alike), W being world_size:
+
+        single, ddp   P, P, 2 P
+        fsdp, hsdp    each matrix cut by rows into `shard` parts, the first rank's rounded up: S, S, 2 S
+        zero1         P + P/W (the optimizer's fp32 copy of its part), P, 2 P/W
+        zero2         P + P/W, P/W, 2 P/W
+        zero3         2 P/W + parameters below ZERO3_PERSISTENCE_ELEMENTS, P/W, 2 P/W
+
+    Without gradient accumulation: with it, fsdp keeps whole gradients between micro-batches unless
+    reduce_every_micro_batch is set.
+
+    Args:
+        shard: devices that share a copy under hsdp; under fsdp all do.
+
+    Raises:
+        ValueError: unknown strategy, or sizes that do not fit.
+    """
+    if world_size < 1 or (shard is not None and (shard < 1 or world_size % shard)):
+        raise ValueError(f"world_size {world_size} and shard {shard} must be positive, and shard divide world_size")
+    shapes = parameter_shapes(config)
+    total = sum(prod(shape) for shape in shapes)
+    part = -(-total // world_size)
+    sharded = sum(-(-rows // (shard or world_size)) * prod(rest) for rows, *rest in shapes)
+    persistent = sum(size for shape in shapes if (size := prod(shape)) < ZERO3_PERSISTENCE_ELEMENTS)
+    values = {
+        "single": (total, total, 2 * total),
+        "ddp": (total, total, 2 * total),
+        "fsdp": (sharded, sharded, 2 * sharded),
+        "hsdp": (sharded, sharded, 2 * sharded),
+        "zero1": (total + part, total, 2 * part),
+        "zero2": (total + part, part, 2 * part),
+        "zero3": (2 * part + persistent, part, 2 * part),
+    }
+    return MemoryBytes(*(value * bytes_per_value for value in _named(values, strategy, "strategy")))

@@ -5,6 +5,7 @@ Examples:
     python -m recipes.bench loader    tokens/s of the data loader on one core
     python -m recipes.bench loss      peak memory of the chunked loss, and of the plain one
     python -m recipes.bench attention seconds of a window of many documents against one document
+    python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
     python -m recipes.bench step --help
 """
 
@@ -15,7 +16,7 @@ import sys
 
 from lm.errors import ConfigError
 
-BENCHMARKS = {name: f"recipes.bench_{name}" for name in ("step", "loader", "loss", "attention")}
+BENCHMARKS = {name: f"recipes.bench_{name}" for name in ("step", "loader", "loss", "attention", "memory")}
 
 
 def main(argv: list[str] | None = None) -> int:
