@@ -49,10 +49,10 @@ def run(argv: list[str]) -> dict[str, Any]:
     if options.folder:
         return _measure_rank(options)
     with tempfile.TemporaryDirectory() as folder:
-        _write_data(options, Path(folder))
+        write_data(options, Path(folder))
         _run_ranks(argv, options, Path(folder))
         ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(options.processes)]
-    rows = [_row(options, strategy, [rank[strategy] for rank in ranks]) for strategy in options.strategies]
+    rows = [compare(options, strategy, [rank[strategy] for rank in ranks]) for strategy in options.strategies]
     result = {
         "benchmark": "memory",
         "worst_difference": round(max(abs(row["difference"]) for row in rows), 4),
@@ -75,7 +75,8 @@ def _shards(strategy: str, processes: int) -> int | None:
     return processes // 2 if strategy == "hsdp" else None
 
 
-def _row(options: argparse.Namespace, strategy: str, ranks: list[dict[str, int]]) -> dict[str, Any]:
+def compare(options: argparse.Namespace, strategy: str, ranks: list[dict[str, int]]) -> dict[str, Any]:
+    """Largest rank, prediction, and the difference that is farthest from 0, relative to the prediction."""
     shard = _shards(strategy, options.processes)
     predicted = memory_bytes(model_config(options), strategy, options.processes, shard=shard)
     measured = {kind: max(rank[kind] for rank in ranks) for kind in (*KINDS, "other")}
@@ -98,7 +99,8 @@ def _table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _write_data(options: argparse.Namespace, folder: Path) -> None:
+def write_data(options: argparse.Namespace, folder: Path) -> None:
+    """A prepared data folder of random ids in folder/data."""
     from lm.data.synthetic import random_documents, write_folder
 
     tokens = 20 * _SEQUENCE_LENGTH * options.processes
@@ -147,12 +149,15 @@ def _run_ranks(argv: list[str], options: argparse.Namespace, folder: Path) -> No
 
 def _measure_rank(options: argparse.Namespace) -> dict[str, Any]:
     """Body of one rank: its bytes by strategy, written to folder/rankN.json."""
-    measured = {strategy: _train(options, strategy) for strategy in options.strategies}
+    measured = {strategy: train_and_measure(options, strategy) for strategy in options.strategies}
     (options.folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(measured))
     return measured
 
 
-def _train(options: argparse.Namespace, name: str) -> dict[str, int]:
+def train_and_measure(options: argparse.Namespace, name: str) -> dict[str, int]:
+    """Two steps under a strategy, in this rank of a started group; what it held right before the second one."""
+    import gc
+
     from lightning.pytorch import Callback, Trainer
 
     import plugins.strategies
@@ -168,6 +173,7 @@ def _train(options: argparse.Namespace, name: str) -> dict[str, int]:
             if trainer.global_step == 1:
                 self.held = held_bytes(trainer.strategy)
 
+    gc.collect()  # what the strategy before this one left
     plugins.strategies.register()
     strategy: Any = HSDP(shard=_shards(name, options.processes)) if name == "hsdp" else name
     trainer = Trainer(

@@ -95,9 +95,20 @@ def test_resume_from_every_strategy(runs, layout: Layout) -> None:
             abs(got / wanted - 1)
             for got, wanted in zip(result["losses"], reference["losses"][SAVED_STEP:], strict=True)
         )
-        print(f"{source.name} -> {layout.name}: {worst:.1e}")
+        runs.differences[source.name, layout.name] = worst
         assert_close(result["losses"], reference["losses"][SAVED_STEP:])
         assert_close(result["norms"], reference["norms"][SAVED_STEP:])
+    if layout == ALL[-1]:
+        print("\n" + table_of(runs.differences))
+
+
+def table_of(differences: dict[tuple[str, str], float]) -> str:
+    """Markdown: rows save, columns continue; for docs/strategies.md."""
+    sources, targets = (list(dict.fromkeys(pair[side] for pair in differences)) for side in (0, 1))
+    lines = ["| saved under | " + " | ".join(targets) + " |", "|---" * (len(targets) + 1) + "|"]
+    for source in sources:
+        lines.append(f"| {source} | " + " | ".join(f"{differences[source, target]:.0e}" for target in targets) + " |")
+    return "\n".join(lines)
 
 
 @EVERY

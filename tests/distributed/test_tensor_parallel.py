@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from lm.config import ModelConfig, RuntimeConfig
+from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.init import materialize
 from lm.loss import IGNORE
 from lm.model import Llama
+from lm.module import LlamaModule
+from plugins.callbacks.throughput import Throughput
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.parallelize import parallelize
 from plugins.strategies.tensor_parallel import check_divides
+from recipes import bench_memory
 from tests.distributed import harness
-from tests.distributed.scenario import CONFIG, Layout, Model, build_trainer, fit
+from tests.distributed.scenario import CONFIG, SINGLE, TENSOR_LAYOUTS, Layout, Model, build_trainer, fit
 
 VARIANTS = {
     "plain": (CONFIG, RuntimeConfig()),
@@ -87,6 +94,40 @@ def test_logits_losses_and_gradients_equal_the_whole_model() -> None:
             assert len(by_name) > 15
             for name, difference in by_name.items():
                 assert difference < 1e-5, (variant, name, difference)
+
+
+class Metrics(Callback):
+    """What the recipe reports, step by step."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.rows.append({key: pl_module.metrics[key] for key in ("loss", "grad_norm", "tokens")})
+
+    def on_validation_end(self, trainer, pl_module):
+        self.rows.append({"val_loss": pl_module.metrics["val_loss"]})
+
+
+def recipe_run(folder: Path, layout: Layout) -> list[dict[str, float]]:
+    """The recipe's own module, data and throughput, with a validation at the end."""
+    metrics = Metrics()
+    trainer = build_trainer(
+        layout, 4, accumulate=1, callbacks=[Throughput(), metrics], log_every_n_steps=1, use_distributed_sampler=False
+    )
+    data = TokenDataModule(str(folder / "data"), 32, 128, validation_windows=3)
+    trainer.fit(LlamaModule(dataclasses.replace(CONFIG, vocab_size=300), z_loss=1e-3), datamodule=data)
+    return metrics.rows
+
+
+def test_the_recipe_reports_the_same_under_tensor_parallelism(tmp_path) -> None:
+    bench_memory.write_data(Namespace(processes=4, vocab_size=300), tmp_path)
+    (reference,) = harness.run(recipe_run, 1, tmp_path, SINGLE)
+    assert len(reference) == 5 and reference[3]["tokens"] == 4 * 128
+    for rows in harness.run(recipe_run, 4, tmp_path, TENSOR_LAYOUTS[1]):
+        assert [row.keys() for row in rows] == [row.keys() for row in reference]
+        for row, wanted in zip(rows, reference, strict=True):
+            assert row == pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["n_heads", "n_kv_heads", "d_ff"])
