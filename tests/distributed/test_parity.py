@@ -107,7 +107,7 @@ def table_of(differences: dict[tuple[str, str], float]) -> str:
     sources, targets = (list(dict.fromkeys(pair[side] for pair in differences)) for side in (0, 1))
     lines = ["| saved under | " + " | ".join(targets) + " |", "|---" * (len(targets) + 1) + "|"]
     for source in sources:
-        lines.append(f"| {source} | " + " | ".join(f"{differences[source, target]:.0e}" for target in targets) + " |")
+        lines.append(f"| {source} | " + " | ".join(f"{differences[source, target]:.1e}" for target in targets) + " |")
     return "\n".join(lines)
 
 

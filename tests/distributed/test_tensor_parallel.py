@@ -112,9 +112,8 @@ class Metrics(Callback):
 def recipe_run(folder: Path, layout: Layout) -> list[dict[str, float]]:
     """The recipe's own module, data and throughput, with a validation at the end."""
     metrics = Metrics()
-    trainer = build_trainer(
-        layout, 4, accumulate=1, callbacks=[Throughput(), metrics], log_every_n_steps=1, use_distributed_sampler=False
-    )
+    options = {"log_every_n_steps": 1, "use_distributed_sampler": False, "num_sanity_val_steps": 0}
+    trainer = build_trainer(layout, 4, accumulate=1, callbacks=[Throughput(), metrics], **options)
     data = TokenDataModule(str(folder / "data"), 32, 128, validation_windows=3)
     trainer.fit(LlamaModule(dataclasses.replace(CONFIG, vocab_size=300), z_loss=1e-3), datamodule=data)
     return metrics.rows
