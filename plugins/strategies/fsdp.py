@@ -85,7 +85,10 @@ class FSDP(Portable, ModelParallelStrategy):
         sizes = self.data_mesh_sizes()
         if self.tensor_parallel > 1:
             sizes[TENSOR] = self.tensor_parallel
-        return init_device_mesh(self.root_device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        mesh = init_device_mesh(self.root_device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if self.tensor_parallel > 1:
+            mesh["shard", TENSOR]._flatten("shard_tensor")  # sums of squares for the norm in one exchange, not two
+        return mesh
 
     def setup_environment(self) -> None:
         if self.cpu_offload and self.root_device.type != "cuda":
