@@ -85,7 +85,7 @@ def compare(options: argparse.Namespace, strategy: str, ranks: list[dict[str, in
         "strategy": strategy,
         "measured_bytes": measured,
         "predicted_bytes": {kind: getattr(predicted, kind) for kind in KINDS},
-        "difference": round(max(differences.values(), key=abs), 4),
+        "difference": round(max(differences.values(), key=lambda difference: abs(difference)), 4),
     }
 
 

@@ -66,7 +66,8 @@ class Portable(_Base):
     @property
     def data_parallel(self) -> tuple[int, int]:
         """(which part of a batch this rank takes, number of parts). Ranks of one tensor group take the same part."""
-        return self.global_rank, self.world_size
+        strategy: Any = self
+        return strategy.global_rank, strategy.world_size
 
     # Model ----------------------------------------------------------------------------------------------------------
 
