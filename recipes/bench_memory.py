@@ -80,12 +80,12 @@ def compare(options: argparse.Namespace, strategy: str, ranks: list[dict[str, in
     shard = _shards(strategy, options.processes)
     predicted = memory_bytes(model_config(options), strategy, options.processes, shard=shard)
     measured = {kind: max(rank[kind] for rank in ranks) for kind in (*KINDS, "other")}
-    differences = {kind: measured[kind] / getattr(predicted, kind) - 1 for kind in KINDS}
+    differences = [float(measured[kind] / getattr(predicted, kind) - 1) for kind in KINDS]
     return {
         "strategy": strategy,
         "measured_bytes": measured,
         "predicted_bytes": {kind: getattr(predicted, kind) for kind in KINDS},
-        "difference": round(max(differences.values(), key=lambda difference: abs(difference)), 4),
+        "difference": round(max(differences, key=abs), 4),
     }
 
 
