@@ -81,11 +81,12 @@ def compare(options: argparse.Namespace, strategy: str, ranks: list[dict[str, in
     predicted = memory_bytes(model_config(options), strategy, options.processes, shard=shard)
     measured = {kind: max(rank[kind] for rank in ranks) for kind in (*KINDS, "other")}
     differences = [float(measured[kind] / getattr(predicted, kind) - 1) for kind in KINDS]
+    worst: float = max(differences, key=abs)
     return {
         "strategy": strategy,
         "measured_bytes": measured,
         "predicted_bytes": {kind: getattr(predicted, kind) for kind in KINDS},
-        "difference": round(max(differences, key=abs), 4),
+        "difference": round(worst, 4),
     }
 
 
