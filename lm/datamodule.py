@@ -174,7 +174,11 @@ class TokenDataModule(LightningDataModule):
             self.trainer.accumulate_grad_batches = self.accumulate
 
     def _rank_and_world(self) -> tuple[int, int]:
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        """(which part of a batch this process reads, number of parts); under tensor parallelism some read the same."""
+        if self.trainer is None:
+            return 0, 1
+        part = getattr(self.trainer.strategy, "data_parallel", None)
+        return (self.trainer.global_rank, self.trainer.world_size) if part is None else part
 
     def _fitting(self) -> Trainer | None:
         trainer = self.trainer

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 IGNORE = -100  # label of a position that predicts nothing (the last token of a document)
 
 # Logits held at once, in fp32: 64 MB on a CPU; 1 GB elsewhere, since each chunk passes once over the head's gradient.
-_CPU_CHUNK_ELEMENTS = 1 << 24
-_CHUNK_ELEMENTS = 1 << 28
+CPU_CHUNK_ELEMENTS = 1 << 24
+CHUNK_ELEMENTS = 1 << 28
 
 
 def token_nll(
@@ -39,7 +39,7 @@ def token_nll(
         dtype of autocast, if on; the softmax in fp32.
     """
     if chunk_elements is None:
-        chunk_elements = _CPU_CHUNK_ELEMENTS if x.device.type == "cpu" else _CHUNK_ELEMENTS
+        chunk_elements = CPU_CHUNK_ELEMENTS if x.device.type == "cpu" else CHUNK_ELEMENTS
     nll, logsumexp = _HeadLoss.apply(x, weight, labels, softcap, max(1, chunk_elements // weight.shape[0]))
     return nll, logsumexp
 
@@ -56,15 +56,14 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, softcap: float | None, rows: int
     ) -> tuple[Tensor, Tensor]:
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        dtype = head_dtype(x, weight)
         x_nD, labels_n = x.flatten(0, 1), labels.flatten()
         # Not views of something flat: fully_shard hooks a model's outputs, and a view changed in place loses its hook.
         nll_BT, logsumexp_BT = (torch.empty(labels.shape, dtype=torch.float32, device=x.device) for _ in range(2))
         nll, logsumexp = nll_BT.view(-1), logsumexp_BT.view(-1)
         log_probs = x.new_empty(0)
-        for chunk in _chunks(len(x_nD), rows):
-            logits = _logits(x_nD[chunk], weight, dtype, softcap)
+        for chunk in chunks(len(x_nD), rows):
+            logits = head_logits(x_nD[chunk], weight, dtype, softcap)
             first = logits[:, 0].clone()
             log_probs = torch.log_softmax(logits, dim=-1)
             logsumexp[chunk] = first - log_probs[:, 0]  # log_softmax does not return its denominator
@@ -87,9 +86,9 @@ class _HeadLoss(torch.autograd.Function):
         head = weight.to(ctx.dtype)
         grad_x = torch.empty_like(x_nD)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        for chunk in _chunks(len(x_nD), ctx.rows):
+        for chunk in chunks(len(x_nD), ctx.rows):
             denominator = logsumexp[chunk, None]
-            grad = kept[0] if kept else _logits(x_nD[chunk], weight, ctx.dtype, ctx.softcap).sub_(denominator)
+            grad = kept[0] if kept else head_logits(x_nD[chunk], weight, ctx.dtype, ctx.softcap).sub_(denominator)
             slope = None if ctx.softcap is None else 1 - ((grad + denominator) / ctx.softcap).square_()
             grad.exp_().mul_(for_both[chunk, None])
             grad.scatter_add_(1, labels_n[chunk].clamp(min=0)[:, None], -for_nll[chunk, None])
@@ -104,10 +103,17 @@ class _HeadLoss(torch.autograd.Function):
         return grad_x.view(x.shape), grad_weight.to(weight.dtype), None, None, None
 
 
-def _logits(x: Tensor, weight: Tensor, dtype: torch.dtype, softcap: float | None) -> Tensor:
+def head_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Dtype of the head's matrix products: autocast's if it is on, else the weight's."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def head_logits(x: Tensor, weight: Tensor, dtype: torch.dtype, softcap: float | None) -> Tensor:
     """[n, V] fp32."""
     return capped((x.to(dtype) @ weight.to(dtype).T).float(), softcap)
 
 
-def _chunks(n: int, rows: int) -> list[slice]:
+def chunks(n: int, rows: int) -> list[slice]:
+    """Slices of at most `rows` that cover n."""
     return [slice(start, min(start + rows, n)) for start in range(0, n, rows)]

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lm.activations import run_block
 from lm.attention import Packing, attention, pack
 from lm.config import ModelConfig, RuntimeConfig
 from lm.loss import capped, token_nll
+from lm.loss_parallel import parallel_token_nll
 from lm.rope import apply_rope, rope_table
 
 
@@ -129,7 +131,10 @@ class Llama(nn.Module):
 
     def logits(self, x_BTD: Tensor) -> Tensor:
         """Scores of the next token, [B, T, V]; divided by the width multiplier under muP."""
-        return capped(F.linear(self._scaled(x_BTD), self._head_weight()), self.config.final_softcap)
+        weight_VD = self._head_weight()
+        if isinstance(weight_VD, DTensor):  # tensor parallelism
+            weight_VD = weight_VD.full_tensor()
+        return capped(F.linear(self._scaled(x_BTD), weight_VD), self.config.final_softcap)
 
     def _scaled(self, x_BTD: Tensor) -> Tensor:
         return x_BTD if self.config.mup is None else x_BTD / self.config.width_multiplier
@@ -154,5 +159,7 @@ class Llama(nn.Module):
         x_BTD = self.hidden(input_ids, document_ids)
         if labels is None:
             return self.logits(x_BTD)
-        losses = token_nll(self._scaled(x_BTD), self._head_weight(), labels, softcap=self.config.final_softcap)
+        weight_VD = self._head_weight()
+        nll: Any = parallel_token_nll if isinstance(weight_VD, DTensor) else token_nll
+        losses = nll(self._scaled(x_BTD), weight_VD, labels, softcap=self.config.final_softcap)
         return losses if with_logsumexp else losses[0]

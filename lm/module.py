@@ -93,7 +93,8 @@ class LlamaModule(LightningModule):
         parallelize = getattr(strategy, "parallelize", None)
         if parallelize is not None:
             parallelize(model)
-        materialize(model, self.model_config, self.seed, strategy.root_device, source)
+        device = getattr(strategy, "parameter_device", strategy.root_device)
+        materialize(model, self.model_config, self.seed, device, source)
         self.model = model
 
     def _weights(self) -> WeightSource | None:

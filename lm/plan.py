@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import TypeVar
 
 from lm.config import ModelConfig
@@ -179,3 +180,118 @@ def _named(table: dict[str, _T], name: str, kind: str) -> _T:
     if name not in table:
         raise ValueError(f"unknown {kind} convention {name!r}; choose one of {', '.join(table)}")
     return table[name]
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+MEMORY_STRATEGIES = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")
+ZERO3_PERSISTENCE_ELEMENTS = 100_000  # DeepSpeed keeps smaller parameters whole on each rank (its default)
+
+
+@dataclass(frozen=True)
+class MemoryBytes:
+    """Bytes that the fullest rank holds right before an optimizer step; activations and buffers are not in it.
+
+    Attributes:
+        parameters: with every copy that stays, such as DeepSpeed's fp32 copy for the optimizer.
+        gradients: averaged ones, as they wait for the optimizer.
+        optimizer_state: two moments (AdamW).
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_state: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer_state
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of each parameter by name, in the model's order; a shared matrix once."""
+    d, query, key = config.d_model, config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+    block: dict[str, tuple[int, ...]] = {"attention_norm": (d,)}
+    block |= {
+        "attention.wq": (query, d),
+        "attention.wk": (key, d),
+        "attention.wv": (key, d),
+        "attention.wo": (d, query),
+    }
+    if config.qk_norm:
+        block |= {"attention.q_norm": (config.d_head,), "attention.k_norm": (config.d_head,)}
+    block |= {
+        "mlp_norm": (d,),
+        "mlp.w_gate": (config.d_ff, d),
+        "mlp.w_up": (config.d_ff, d),
+        "mlp.w_down": (d, config.d_ff),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (config.vocab_size, d)}
+    for layer in range(config.n_layers):
+        shapes |= {f"blocks.{layer}.{name}.weight": shape for name, shape in block.items()}
+    shapes["norm.weight"] = (d,)
+    if not config.tie_embeddings:
+        shapes["head.weight"] = (config.vocab_size, d)
+    return shapes
+
+
+def memory_bytes(
+    config: ModelConfig, strategy: str, world_size: int, *, shard: int | None = None, bytes_per_value: int = 4
+) -> MemoryBytes:
+    """Bytes of parameters, gradients and AdamW state on the fullest of `world_size` ranks; P is all parameters.
+
+    Conventions, in values of `bytes_per_value` (fp32 under 32-true and bf16-mixed alike), W being world_size:
+
+        single, ddp   P, P, 2 P
+        fsdp, hsdp    each matrix cut by rows into `shard` parts, the first rank's rounded up: S, S, 2 S
+        zero1, zero2  P + P/W (the optimizer's fp32 copy of its part), G, 2 P/W; G: the gradients, whole, of all
+                      parameters that reach into the rank's part (stage 1 too has freed the others by then)
+        zero3         2 P/W + parameters below ZERO3_PERSISTENCE_ELEMENTS, P/W, 2 P/W
+
+    Without gradient accumulation: with it, fsdp keeps whole gradients between micro-batches unless
+    reduce_every_micro_batch is set.
+
+    Args:
+        shard: devices that share a copy under hsdp; under fsdp all do.
+
+    Raises:
+        ValueError: unknown strategy, or sizes that do not fit.
+    """
+    if world_size < 1 or (shard is not None and (shard < 1 or world_size % shard)):
+        raise ValueError(f"world_size {world_size} and shard {shard} must be positive, and shard divide world_size")
+    if strategy not in ("single", *MEMORY_STRATEGIES):
+        raise ValueError(f"unknown strategy {strategy!r}; choose one of single, {', '.join(MEMORY_STRATEGIES)}")
+    shapes = parameter_shapes(config)
+    total = sum(prod(shape) for shape in shapes.values())
+    part = -(-total // world_size)
+    sharded = sum(-(-rows // (shard or world_size)) * prod(rest) for rows, *rest in shapes.values())
+    reaching = max(map(sum, zip(*(_reaching(group, world_size) for group in _group_sizes(shapes)), strict=True)))
+    persistent = sum(size for shape in shapes.values() if (size := prod(shape)) < ZERO3_PERSISTENCE_ELEMENTS)
+    values = {
+        "single": (total, total, 2 * total),
+        "ddp": (total, total, 2 * total),
+        "fsdp": (sharded, sharded, 2 * sharded),
+        "hsdp": (sharded, sharded, 2 * sharded),
+        "zero1": (total + part, reaching, 2 * part),
+        "zero2": (total + part, reaching, 2 * part),
+        "zero3": (2 * part + persistent, part, 2 * part),
+    }
+    return MemoryBytes(*(value * bytes_per_value for value in values[strategy]))
+
+
+def _group_sizes(shapes: dict[str, tuple[int, ...]]) -> list[list[int]]:
+    """Sizes of the parameters in each optimizer group: matrices of the blocks; embedding, norms and head."""
+    groups: list[list[int]] = [[], []]
+    for name, shape in shapes.items():
+        groups[0 if name.startswith("blocks.") and len(shape) == 2 else 1].append(prod(shape))
+    return groups
+
+
+def _reaching(sizes: list[int], world_size: int) -> list[int]:
+    """Per rank: summed sizes of the parameters, laid end to end and cut into equal parts, that reach into its part."""
+    part = max(1, -(-sum(sizes) // world_size))
+    held, start = [0] * world_size, 0
+    for size in sizes:
+        for rank in range(start // part, (start + size - 1) // part + 1):
+            held[rank] += size
+        start += size
+    return held

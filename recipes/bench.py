@@ -8,6 +8,7 @@ Examples:
     python -m recipes.bench peers     tokens/s of the recipe over transformers' Llama under its Trainer
     python -m recipes.bench gpu       tokens/s and MFU at 160M and 1B on one GPU
     python -m recipes.bench coordinates activation scales over widths: muP, AdamW and Muon
+    python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
     python -m recipes.bench step --help
 """
 
@@ -18,7 +19,7 @@ import sys
 
 from lm.errors import ConfigError
 
-_NAMES = ("step", "loader", "loss", "attention", "coordinates", "peers", "gpu")
+_NAMES = ("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu")
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 
 

@@ -43,10 +43,9 @@ def _check_data(data: Any, tokens: float) -> None:
         value = data.get(key)
         if value is not None and value < smallest:
             raise ConfigError(f"data.{key} must be at least {smallest}, got {value}")
-    if 0 < tokens < data.global_batch_tokens:
-        raise ConfigError(
-            f"tokens {tokens:g} is less than one optimizer step (data.global_batch_tokens {data.global_batch_tokens})"
-        )
+    step_tokens = data.batch_ramp[0][1] if data.batch_ramp else data.global_batch_tokens
+    if 0 < tokens < step_tokens:
+        raise ConfigError(f"tokens {tokens:g} is less than one optimizer step ({step_tokens:g} tokens)")
 
 
 def _check_trainer(trainer: Any) -> None:

@@ -39,7 +39,7 @@ class Throughput(Callback):
             {
                 "tokens": tokens,
                 "flops": tokens * flops_per_token(pl_module.model_config, data.sequence_length),
-                "tokens_per_s": self._tokens * trainer.world_size / max(self._seconds, 1e-9),
+                "tokens_per_s": self._tokens * trainer.strategy.data_parallel[1] / max(self._seconds, 1e-9),
             }
         )
         self._seconds, self._tokens, self._since = 0.0, 0, time.perf_counter()

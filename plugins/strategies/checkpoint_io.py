@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -35,21 +36,46 @@ def save(tensors: dict[str, Tensor], rest: dict[str, Any], path: Path, step: int
     Raises:
         CheckpointError: on all ranks.
     """
-    path = Path(collectives.broadcast(str(path)))
+    data = serialize(rest, path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*single process.*")
+        write(tensors, data, path, step)
+
+
+def serialize(rest: dict[str, Any], path: Path) -> bytes:
+    """The bytes of state.pt on rank 0, none on the others. Collective.
+
+    Raises:
+        CheckpointError: on all ranks; `rest` holds what could not be loaded again.
+    """
+    data, error = _attempt(lambda: _serialize(rest) if collectives.rank() == 0 else b"")
+    collectives.raise_together(error, f"cannot save {path}")
+    return data
+
+
+def write(
+    tensors: dict[str, Tensor], data: bytes, path: Path, step: int, group: dist.ProcessGroup | None = None
+) -> None:
+    """`save` with what `serialize` returned. Collective over `group`; changes nothing but files.
+
+    Raises:
+        CheckpointError: on all ranks.
+    """
+    path = Path(collectives.broadcast(str(path), group))
     doing = f"cannot save {path}"
     temporary, error = None, None
     if collectives.rank() == 0:
         temporary, error = _attempt(lambda: checkpoint.begin(path))
-    collectives.raise_together(error, doing)
-    temporary = collectives.broadcast(temporary)
+    collectives.raise_together(error, doing, group)
+    temporary = collectives.broadcast(temporary, group)
     try:
-        _, error = _attempt(lambda: _write(tensors, rest, temporary))
-        collectives.raise_together(error, doing)
-        files = _describe_together(temporary, doing)
+        _, error = _attempt(lambda: _write(tensors, data, temporary, group))
+        collectives.raise_together(error, doing, group)
+        files = _describe_together(temporary, doing, group)
         error = None
         if collectives.rank() == 0:
             _, error = _attempt(lambda: checkpoint.finish(temporary, path, files, step))
-        collectives.raise_together(error, doing)
+        collectives.raise_together(error, doing, group)
     except BaseException:
         if collectives.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -97,15 +123,13 @@ class Reader:
         )
 
 
-def _write(tensors: dict[str, Tensor], rest: dict[str, Any], folder: Path) -> None:
+def _write(tensors: dict[str, Tensor], data: bytes, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Tensors by all ranks, the rest by rank 0, all of it synced to the disk."""
     writer = dcp.FileSystemWriter(folder, sync_files=True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*single process.*")
-        dcp.save(tensors, storage_writer=writer, no_dist=not collectives.is_distributed())
+    dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not collectives.is_distributed())
     if collectives.rank() == 0:
         with open(folder / STATE, "wb") as stream:
-            stream.write(_serialize(rest))
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -135,13 +159,13 @@ def _unloadable(rest: dict[str, Any]) -> str:
     return "the state"
 
 
-def _describe_together(folder: Path, doing: str) -> dict[str, dict]:
+def _describe_together(folder: Path, doing: str, group: dist.ProcessGroup | None) -> dict[str, dict]:
     """Sizes and hashes of all files in the folder, each hashed by one rank."""
-    names, world = collectives.broadcast(checkpoint.file_names(folder)), collectives.world_size()
+    names, world = collectives.broadcast(checkpoint.file_names(folder), group), collectives.world_size()
     mine, error = _attempt(lambda: checkpoint.describe(folder, names[collectives.rank() :: world]))
-    collectives.raise_together(error, doing)
+    collectives.raise_together(error, doing, group)
     files: dict[str, dict] = {}
-    for part in collectives.gather(mine):
+    for part in collectives.gather(mine, group):
         files |= part
     return files
 

@@ -1,4 +1,7 @@
-"""Agreement between processes: what fails on one rank fails on all of them, with the same words."""
+"""Agreement between processes: what fails on one rank fails on all of them, with the same words.
+
+`group` holds all ranks too; None is the default one. A thread beside training needs one of its own.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ def world_size() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """The values of all ranks, in rank order. Collective."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     """Rank 0's value. Collective."""
     if not is_distributed():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=group)
     return box[0]
 
 
@@ -49,7 +52,7 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, CheckpointError) and text else f"{type(error).__name__}: {text}"
 
 
-def raise_together(error: BaseException | None, doing: str = "") -> None:
+def raise_together(error: BaseException | None, doing: str = "", group: dist.ProcessGroup | None = None) -> None:
     """Raise on every rank if any rank brings an error. Collective.
 
     Args:
@@ -59,7 +62,7 @@ def raise_together(error: BaseException | None, doing: str = "") -> None:
     Raises:
         CheckpointError: with the text of the lowest failing rank.
     """
-    texts = gather(None if error is None else one_line(error))
+    texts = gather(None if error is None else one_line(error), group)
     failed = [(index, text) for index, text in enumerate(texts) if text is not None]
     if failed:
         index, text = failed[0]

@@ -13,11 +13,12 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.strategies.strategy import _ForwardRedirection
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
-from plugins.strategies import checkpoint_io, deepspeed_muon, deepspeed_state, state
+from plugins.strategies import checkpoint_io, deepspeed_config, deepspeed_muon, deepspeed_state, state
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit, report_differences
 
 
@@ -29,16 +30,18 @@ class ZeRO(Portable, DeepSpeedStrategy):
 
     Args:
         stage: 1, 2 or 3.
-        offload_optimizer: keep optimizer state in CPU memory and update there.
+        offload_optimizer: keep optimizer state in CPU memory and update there, with torch's own AdamW.
         offload_parameters: keep parameter shards in CPU memory (stage 3).
         overlap_comm: average gradients while backward runs; None is on for CUDA, off for CPU.
         reduce_bucket_size: gradient elements averaged at once.
         allgather_bucket_size: parameter elements gathered at once.
+        config: further DeepSpeed settings, nested as in its documentation, such as {zero_optimization:
+            {offload_optimizer: {device: nvme, nvme_path: /fast}}}; see deepspeed_config.merge.
         process_group_backend: gloo, nccl; None chooses by device.
         timeout_seconds: how long a rank waits for the others.
 
     Raises:
-        ValueError: DeepSpeed is not installed, or an unknown stage.
+        ConfigError: DeepSpeed is not installed, an unknown stage, or `config` sets what something else sets.
     """
 
     strategy_name = "zero"
@@ -51,6 +54,7 @@ class ZeRO(Portable, DeepSpeedStrategy):
         overlap_comm: bool | None = None,
         reduce_bucket_size: int = 200_000_000,
         allgather_bucket_size: int = 200_000_000,
+        config: dict[str, Any] | None = None,
         process_group_backend: str | None = None,
         timeout_seconds: float = 1800,
     ) -> None:
@@ -72,6 +76,10 @@ class ZeRO(Portable, DeepSpeedStrategy):
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_seconds),
         )
+        assert isinstance(self.config, dict)
+        if offload_optimizer:
+            self.config["zero_force_ds_cpu_optimizer"] = False  # its own Adam is compiled at the first start
+        self.config = deepspeed_config.merge(self.config, config or {})
         self._forward_redirection = _AutocastRedirection(self)
 
     # Set-up ---------------------------------------------------------------------------------------------------------
@@ -149,6 +157,16 @@ class ZeRO(Portable, DeepSpeedStrategy):
 
     def global_grad_norm(self, optimizer: Optimizer) -> Tensor:
         return deepspeed_state.global_grad_norm(self.deepspeed_engine.optimizer)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        """Nothing: engine.step() clips by the norm. With an offloaded optimizer gradients would be clipped twice."""
+        if clip_val > 0 and gradient_clip_algorithm != GradClipAlgorithmType.NORM:
+            raise ConfigError("ZeRO clips by norm only; set trainer.gradient_clip_algorithm: norm")
 
     def discard_gradients(self, optimizer: Optimizer) -> None:
         deepspeed_state.discard_gradients(self.deepspeed_engine)

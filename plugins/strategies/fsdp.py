@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from lm.errors import ConfigError
 from plugins.strategies.checkpoint_io import Reader
-from plugins.strategies.parallelize import parallelize
+from plugins.strategies.parallelize import TENSOR, parallelize
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit
 
 if TYPE_CHECKING:
@@ -25,11 +25,14 @@ DType = Literal["auto", "float32", "bfloat16"]
 
 
 class FSDP(Portable, ModelParallelStrategy):
-    """PyTorch's fully_shard over all devices.
+    """PyTorch's fully_shard over all devices, or over groups of devices that share the work of each matrix.
 
     The LightningModule's configure_model builds the model on the meta device and hands it to `parallelize`.
 
     Args:
+        tensor_parallel: devices, of one node, that cut each matrix between them and work on the same batch; the model
+            is sharded over world size / tensor_parallel. 1 for none. See tensor_parallel.py.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory and update there (CUDA only).
         reshard_after_forward: free gathered parameters after forward; False is faster and needs more memory.
         param_dtype: dtype of gathered parameters; auto is bfloat16 under trainer.precision bf16-mixed, else float32.
         reduce_dtype: dtype in which gradients are averaged.
@@ -37,6 +40,10 @@ class FSDP(Portable, ModelParallelStrategy):
             (less memory) rather than once per optimizer step (less communication).
         process_group_backend: gloo, nccl; None chooses by device.
         timeout_seconds: how long a rank waits for the others.
+
+    Raises:
+        ConfigError: when training starts; tensor_parallel does not divide the devices of a node or the model, or
+            cpu_offload without CUDA.
     """
 
     strategy_name = "fsdp"
@@ -49,18 +56,46 @@ class FSDP(Portable, ModelParallelStrategy):
         reduce_every_micro_batch: bool = False,
         process_group_backend: str | None = None,
         timeout_seconds: float = 1800,
+        tensor_parallel: int = 1,
+        cpu_offload: bool = False,
     ) -> None:
+        if tensor_parallel < 1:
+            raise ConfigError(f"{self.strategy_name} tensor_parallel must be at least 1, got {tensor_parallel}")
+        if cpu_offload and process_group_backend is None:
+            process_group_backend = "cpu:gloo,cuda:nccl"  # norms of gradients are summed where the gradients are
         super().__init__(process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_seconds))
         self.reshard_after_forward = reshard_after_forward
         self.param_dtype = param_dtype
         self.reduce_dtype = reduce_dtype
         self.reduce_every_micro_batch = reduce_every_micro_batch
+        self.tensor_parallel = tensor_parallel
+        self.cpu_offload = cpu_offload
+
+    def data_mesh_sizes(self) -> dict[str, int]:
+        """Sizes by name of the mesh dimensions that a batch is spread over."""
+        return {"shard": self.world_size // self.tensor_parallel}
 
     def build_mesh(self) -> DeviceMesh:
-        """The mesh parameters are sharded over."""
-        return init_device_mesh(self.root_device.type, (self.world_size,), mesh_dim_names=("shard",))
+        """The mesh parameters are cut over; the tensor dimension is the innermost, so its devices are neighbours."""
+        if self.num_processes % self.tensor_parallel:
+            raise ConfigError(
+                f"{self.strategy_name} tensor_parallel {self.tensor_parallel} does not divide the "
+                f"{self.num_processes} devices of a node; choose a divisor of {self.num_processes}"
+            )
+        sizes = self.data_mesh_sizes()
+        if self.tensor_parallel > 1:
+            sizes[TENSOR] = self.tensor_parallel
+        mesh = init_device_mesh(self.root_device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        if self.tensor_parallel > 1:
+            mesh["shard", TENSOR]._flatten("shard_tensor")  # sums of squares for the norm in one exchange, not two
+        return mesh
 
     def setup_environment(self) -> None:
+        if self.cpu_offload and self.root_device.type != "cuda":
+            raise ConfigError(
+                f"{self.strategy_name} cpu_offload needs CUDA, this run is on {self.root_device.type}, where all is in "
+                "CPU memory already; turn it off"
+            )
         # Not ModelParallelStrategy's: it would build a (data, tensor) mesh of its own.
         self._setup_distributed()
         destroy_process_group_at_exit()
@@ -78,7 +113,20 @@ class FSDP(Portable, ModelParallelStrategy):
             param_dtype=torch.bfloat16 if dtype == "bfloat16" else None,
             reduce_dtype=getattr(torch, self.reduce_dtype),
             reshard_after_forward=self.reshard_after_forward,
+            cpu_offload=self.cpu_offload,
         )
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        return self.global_rank // self.tensor_parallel, self.world_size // self.tensor_parallel
+
+    @property
+    def parameter_device(self) -> torch.device:
+        return torch.device("cpu") if self.cpu_offload else self.root_device
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.parameter_device)
 
     def setup(self, trainer: Trainer) -> None:
         if not self._roots():
@@ -90,7 +138,8 @@ class FSDP(Portable, ModelParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
+        rank, parts = self.data_parallel
+        return {"num_replicas": parts, "rank": rank}
 
     def collect(self, with_optimizer: bool) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         self._reshard()

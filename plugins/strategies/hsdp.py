@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
 from lm.errors import ConfigError
 from plugins.strategies.fsdp import FSDP
 
 
 class HSDP(FSDP):
     """fully_shard over a (replicate, shard) mesh: parameters are gathered inside a group, usually a node, only.
+
+    With tensor_parallel a tensor group counts as one device here: replicate x shard x tensor_parallel devices.
 
     Args:
         replicate: copies of the model; None is the number of nodes, or what `shard` leaves.
@@ -26,9 +26,10 @@ class HSDP(FSDP):
         self.replicate = replicate
         self.shard = shard
 
-    def build_mesh(self) -> DeviceMesh:
-        sizes = mesh_sizes(self.replicate, self.shard, self.num_nodes, self.num_processes)
-        return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=("replicate", "shard"))
+    def data_mesh_sizes(self) -> dict[str, int]:
+        per_node = self.num_processes // self.tensor_parallel
+        replicate, shard = mesh_sizes(self.replicate, self.shard, self.num_nodes, per_node)
+        return {"replicate": replicate, "shard": shard}
 
 
 def mesh_sizes(replicate: int | None, shard: int | None, n_nodes: int, n_devices: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from lm.errors import ConfigError
 from plugins.strategies import checkpoint, checkpoint_io, gradients, state
+from plugins.strategies.background import BackgroundSaver, InBackground
 from plugins.strategies.checkpoint import CheckpointError
 
 if TYPE_CHECKING:
@@ -45,19 +46,35 @@ class Portable(_Base):
         guards: asked before each optimizer step with (grad_norm, loss of this rank's last micro-batch). When any
             guard on any rank says True the step is skipped on all ranks. Every rank must hold the same guards.
         skipped_steps: steps skipped since the start of this process.
+        saver: writes the checkpoints that are saved with storage_options=InBackground().
     """
 
     grad_norm: Tensor | None
     guards: list[Guard]
     skipped_steps: int
+    saver: BackgroundSaver
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.grad_norm = None
         self.guards = []
         self.skipped_steps = 0
+        self.saver = BackgroundSaver()
+
+    # Data -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """(which part of a batch this rank takes, number of parts). Ranks of one tensor group take the same part."""
+        strategy: Any = self
+        return strategy.global_rank, strategy.world_size
 
     # Model ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def parameter_device(self) -> torch.device:
+        """Where parameters are kept between steps."""
+        return self.root_device
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Shard a model that is still on the meta device, before its values are filled in. Here: leave it whole."""
@@ -167,17 +184,26 @@ class Portable(_Base):
     ) -> None:
         """Write the folder `filepath` (see checkpoint.py). Collective; complete or absent when it returns or raises.
 
+        Args:
+            storage_options: None, or InBackground: then it returns as soon as the state is copied, failures are
+                reported instead of raised, and the next save or load, or the end of training, waits.
+
         Raises:
             CheckpointError: on all ranks, when any rank failed.
         """
-        if storage_options is not None:
+        if storage_options is not None and not isinstance(storage_options, InBackground):
             raise CheckpointError("storage_options are not supported: checkpoints are folders on a shared file system")
+        self.saver.wait()
         with_optimizer = "optimizer_states" in checkpoint
         rest = {key: value for key, value in checkpoint.items() if key not in ("state_dict", "optimizer_states")}
         tensors, optimizer = self.collect(with_optimizer)
         if optimizer is not None:
             rest["optimizer"] = optimizer
-        checkpoint_io.save(tensors, rest, Path(filepath), step=int(checkpoint.get("global_step", 0)))
+        step = int(checkpoint.get("global_step", 0))
+        if isinstance(storage_options, InBackground):
+            self.saver.start(tensors, rest, Path(filepath), step, storage_options)
+        else:
+            checkpoint_io.save(tensors, rest, Path(filepath), step)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the tensors of a checkpoint into model and optimizer and return the rest for Lightning. Collective.
@@ -185,6 +211,7 @@ class Portable(_Base):
         Raises:
             CheckpointError: on all ranks; the checkpoint is incomplete, damaged, or of another model or optimizer.
         """
+        self.saver.wait()
         checkpoint_path = self.broadcast(checkpoint_path)
         reader = checkpoint_io.Reader(Path(checkpoint_path))
         module = self._module()
@@ -194,6 +221,10 @@ class Portable(_Base):
             raise CheckpointError(f"{checkpoint_path} holds weights only, without the optimizer's state")
         self.restore(reader, fitting)
         return {"state_dict": {}, **reader.rest}
+
+    def teardown(self) -> None:
+        self.saver.wait()  # also after an exception
+        super().teardown()
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
         if self.is_global_zero:

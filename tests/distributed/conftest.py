@@ -16,6 +16,7 @@ class Runs:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.differences: dict[tuple[str, str], float] = {}  # filled by the slow test, (saved, continued)
         self._ranks: dict[Layout, list[dict[str, Any]]] = {}
 
     def ranks(self, layout: Layout) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A small training run that every strategy can do, and what is recorded of it.
 
-Sizes divide by nothing the world sizes are made of, the optimizer has two groups, clipping bites, gradients are
-accumulated, and label counts differ between ranks, so that a mean of means would show.
+Width and vocabulary divide by nothing the world sizes are made of (heads and MLP by 2, for tensor parallelism), the
+optimizer has two groups, clipping bites, gradients are accumulated, and label counts differ between ranks, so that a
+mean of means would show.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from lm.init import materialize, parameter_kind
 from lm.model import Llama
 from plugins.strategies import register, state
 
-CONFIG = ModelConfig(vocab_size=131, d_model=24, n_layers=2, n_heads=3, n_kv_heads=1, d_ff=37, d_ff_multiple=1)
+CONFIG = ModelConfig(vocab_size=131, d_model=25, n_layers=2, n_heads=6, n_kv_heads=2, d_head=4, d_ff=38)
 SEQUENCES, LENGTH = 8, 13  # of the global batch
 CLIP = 0.5
 
@@ -35,10 +36,11 @@ class Layout:
     strategy: str
     world_size: int
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.strategy}-{self.world_size}"
+        return self.label or f"{self.strategy}-{self.world_size}"
 
 
 SINGLE = Layout("single", 1)
@@ -51,6 +53,10 @@ LAYOUTS = [
     Layout("zero1", 2),
     Layout("zero2", 2),
     Layout("zero3", 2),
+]  # of the table of resumes in docs/strategies.md
+TENSOR_LAYOUTS = [
+    Layout("fsdp", 2, {"tensor_parallel": 2}, "tp2"),
+    Layout("fsdp", 4, {"tensor_parallel": 2}, "fsdp2_tp2"),
 ]
 
 
@@ -73,13 +79,14 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         trainer, step = self.trainer, self.trainer.global_step
-        parts = trainer.world_size * trainer.accumulate_grad_batches
+        rank, ranks = trainer.strategy.data_parallel
+        parts = ranks * trainer.accumulate_grad_batches
         rows = SEQUENCES // parts
         while True:
             input_ids, labels = batch_of(step)
             loss_tokens = float((labels >= 0).sum()) / parts
             for micro in range(trainer.accumulate_grad_batches):
-                start = (trainer.global_rank * trainer.accumulate_grad_batches + micro) * rows
+                start = (rank * trainer.accumulate_grad_batches + micro) * rows
                 own = slice(start, start + rows)
                 yield {"input_ids": input_ids[own], "labels": labels[own], "loss_tokens": loss_tokens}
             step += 1
@@ -160,9 +167,11 @@ def build_strategy(layout: Layout) -> Any:
     register()
     if not layout.arguments:
         return layout.strategy
+    from plugins.strategies.deepspeed import ZeRO
+    from plugins.strategies.fsdp import FSDP
     from plugins.strategies.hsdp import HSDP
 
-    return HSDP(**layout.arguments)
+    return {"fsdp": FSDP, "hsdp": HSDP, "zero": ZeRO}[layout.strategy](**layout.arguments)
 
 
 def build_trainer(layout: Layout, steps: int, *, accumulate: int = 2, **options: Any) -> Trainer:
@@ -177,7 +186,7 @@ def build_trainer(layout: Layout, steps: int, *, accumulate: int = 2, **options:
         accumulate_grad_batches=accumulate,
         gradient_clip_val=options.pop("gradient_clip_val", CLIP),
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=options.pop("enable_checkpointing", False),
         enable_progress_bar=False,
         enable_model_summary=False,
         **options,

@@ -59,7 +59,7 @@ def test_rate_is_restored_and_the_configured_decay_holds(saved) -> None:
     [
         (lambda: Momentum(), "state of AdamW, this run optimizes with SGD"),
         (lambda: OneGroup(), "optimizer groups hold other parameters"),
-        (lambda: Model(dataclasses.replace(CONFIG, d_ff=38)), "mlp.w_gate.weight is .37, 24. in the checkpoint, .38"),
+        (lambda: Model(dataclasses.replace(CONFIG, d_ff=40)), "mlp.w_gate.weight is .38, 25. in the checkpoint, .40"),
         (lambda: Model(dataclasses.replace(CONFIG, n_layers=3)), "no param/model.blocks.2"),
         (lambda: Model(dataclasses.replace(CONFIG, n_layers=1)), "has param/model.blocks.1.* does not know"),
     ],

@@ -40,7 +40,9 @@ def make(folder, **changes) -> TokenDataModule:
     return TokenDataModule(folder, **settings)
 
 
-def attach(data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int = 0) -> TokenDataModule:
+def attach(
+    data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int = 0, tensor_parallel: int = 1
+) -> TokenDataModule:
     data.trainer = SimpleNamespace(
         global_rank=rank,
         world_size=world_size,
@@ -50,7 +52,9 @@ def attach(data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int 
         lightning_module=None,
         state=SimpleNamespace(fn=TrainerFn.FITTING),
         fit_loop=SimpleNamespace(restarting=False),
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        strategy=SimpleNamespace(
+            root_device=torch.device("cpu"), data_parallel=(rank // tensor_parallel, world_size // tensor_parallel)
+        ),
     )
     data.setup("fit")
     return data
@@ -454,3 +458,13 @@ def test_epoch_table_and_warning(folder) -> None:
     data.trainer.max_steps = 400
     with pytest.warns(UserWarning, match=r"source 'reference' is repeated 5\.1 times"):
         data.setup("fit")
+
+
+def test_ranks_of_a_tensor_group_read_the_same_samples(folder) -> None:
+    def first(rank: int, world_size: int, tensor_parallel: int) -> torch.Tensor:
+        data = attach(make(folder), rank, world_size, tensor_parallel=tensor_parallel)
+        return next(iter(data.train_dataloader()))["input_ids"]
+
+    for rank in range(4):
+        assert torch.equal(first(rank, 4, 2), first(rank // 2, 2, 1))
+    assert not torch.equal(first(0, 4, 2), first(2, 4, 2))

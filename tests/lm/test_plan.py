@@ -12,7 +12,9 @@ from lm.plan import (
     FLOP_CONVENTIONS,
     count_parameters,
     flops_per_token,
+    memory_bytes,
     n_params,
+    parameter_shapes,
     steps_for_budget,
     tokens_for_budget,
     training_flops,
@@ -114,3 +116,27 @@ def test_import_brings_no_framework() -> None:
     code = "import sys, lm.plan; print(sorted({'torch', 'lightning', 'ray', 'mlflow'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameter_shapes_are_those_of_the_real_model(tied: bool) -> None:
+    torch = pytest.importorskip("torch")
+    from lm.model import Llama
+
+    config = ModelConfig(
+        vocab_size=96, d_model=48, n_layers=2, n_heads=4, n_kv_heads=2, tie_embeddings=tied, qk_norm=tied
+    )
+    with torch.device("meta"):
+        real = {name: tuple(parameter.shape) for name, parameter in Llama(config).named_parameters()}
+    assert parameter_shapes(config) == real
+    assert list(parameter_shapes(config)) == list(real)
+
+
+def test_memory_of_7b_under_adamw() -> None:
+    total = count_parameters(LLAMA_2_7B).total
+    assert memory_bytes(LLAMA_2_7B, "ddp", 8).total == 16 * total  # 4 + 4 + 8 bytes a parameter
+    assert memory_bytes(LLAMA_2_7B, "fsdp", 8).total == pytest.approx(16 * total / 8, rel=1e-6)
+    assert memory_bytes(LLAMA_2_7B, "hsdp", 16, shard=8) == memory_bytes(LLAMA_2_7B, "fsdp", 8)
+    zero2 = memory_bytes(LLAMA_2_7B, "zero2", 8)
+    assert zero2.parameters == pytest.approx(4 * total * (1 + 1 / 8), rel=1e-6)
+    assert total / 2 <= zero2.gradients < 1.2 * total / 2

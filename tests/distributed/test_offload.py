@@ -1,0 +1,68 @@
+"""State kept in CPU memory, and settings handed through to DeepSpeed."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugins.strategies.deepspeed import ZeRO
+from plugins.strategies.fsdp import FSDP
+from plugins.strategies.hsdp import HSDP
+from tests.distributed import harness, jobs
+from tests.distributed.scenario import SINGLE, Layout, Model, build_trainer, fit
+from tests.distributed.test_parity import assert_close
+
+OFFLOADED = [
+    Layout("zero", 2, {"stage": 2, "offload_optimizer": True}, "zero2-offload"),
+    Layout("zero", 2, {"stage": 3, "offload_optimizer": True, "offload_parameters": True}, "zero3-offload"),
+]
+
+
+def whole_and_resumed(layout, folder):
+    path = folder / layout.name
+    return {"whole": jobs.whole_run(layout, path), "resumed": jobs.resume(layout, path)}
+
+
+@pytest.mark.parametrize("layout", OFFLOADED, ids=lambda layout: layout.name)
+def test_offload_changes_no_loss(runs, layout: Layout, tmp_path) -> None:
+    result = harness.run(whole_and_resumed, layout.world_size, layout, tmp_path)[0]
+    reference = runs.result(SINGLE)["whole"]
+    assert_close(result["whole"]["losses"], reference["losses"])
+    assert_close(result["whole"]["norms"], reference["norms"])
+    assert_close(result["resumed"]["losses"], reference["losses"][jobs.SAVED_STEP :])
+
+
+def test_offload_options_reach_deepspeed() -> None:
+    zero = {"offload_optimizer": {"pin_memory": True}, "sub_group_size": 1000}
+    settings = ZeRO(2, offload_optimizer=True, config={"zero_optimization": zero, "wall_clock_breakdown": True}).config
+    assert settings["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+    assert settings["zero_optimization"]["offload_optimizer"]["pin_memory"] is True
+    assert settings["zero_optimization"]["sub_group_size"] == 1000
+    assert settings["zero_optimization"]["stage"] == 2
+    assert settings["wall_clock_breakdown"] is True
+    parameters = ZeRO(3, offload_parameters=True).config["zero_optimization"]["offload_param"]
+    assert parameters["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"zero_optimization": {"stage": 3}}, "config.zero_optimization.stage is set by the argument stage"),
+        ({"gradient_clipping": 1.0}, "config.gradient_clipping is set by trainer.gradient_clip_val"),
+        ({"bf16": {"enabled": True}}, "config.bf16 is set by trainer.precision"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "set offload_optimizer: true"),
+        ({"zero_optimization": 2}, "must be a section of settings, got 2"),
+        ({"zero_optimization": {"sub_group_size": {}}}, "must be a single value"),
+    ],
+)
+def test_conflicting_settings_are_refused_in_one_line(config, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        ZeRO(2, config=config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("strategy", [FSDP, HSDP])
+def test_cpu_offload_is_refused_without_cuda(strategy) -> None:
+    trainer = build_trainer(Layout(strategy.strategy_name, 1, {"cpu_offload": True}), 1)
+    with pytest.raises(ValueError, match="cpu_offload needs CUDA, this run is on cpu") as error:
+        fit(trainer, Model())
+    assert "\n" not in str(error.value)
