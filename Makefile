@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint install lock clean
+.PHONY: demo test test-model test-processes test-slow lint install lock clean
 
 demo: install
 	$(BIN)/python -m recipes.demo
 
+# Two halves side by side: one core each, since a test of several processes waits for them to start half of the time.
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-processes
+
+test-model: install
+	$(BIN)/python -m pytest -m "not slow" --ignore=tests/distributed --ignore=tests/sweeps
+
+test-processes: install
+	$(BIN)/python -m pytest -m "not slow" tests/distributed tests/sweeps
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

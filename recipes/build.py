@@ -20,6 +20,7 @@ from lm.errors import ConfigError
 from lm.module import LlamaModule
 from lm.plan import training_flops
 from plugins.strategies.checkpoint import latest
+from plugins.strategies.ports import choose_port
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
@@ -112,6 +113,8 @@ class PretrainCLI(LightningCLI):
         self._settle_runtime(config)
         if not self.config.get("subcommand"):
             return
+        if config.trainer.strategy != "single":
+            choose_port()
         run_dir = Path(config.trainer.default_root_dir)
         if config.get("ckpt_path") is not None:
             config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
@@ -131,7 +134,7 @@ class PretrainCLI(LightningCLI):
         trainer.precision, runtime.compile, self.choice = settle(
             trainer.precision, runtime.compile, shape, flops, device_of(trainer.accelerator)
         )
-        if self.choice and not is_child_rank():
+        if self.choice and self.config.get("subcommand") and not is_child_rank():
             print(self.choice, file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -44,6 +44,8 @@ class QKClip(Callback):
         self._seen: dict[int, Tensor] = {}
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if getattr(trainer.strategy, "tensor_parallel", 1) > 1:
+            raise ConfigError("qk_clip does not work with tensor_parallel, which spreads the heads over devices")
         self._layers = [module for module in pl_module.modules() if isinstance(module, GQA)]
         if any(layer.q_norm is not None for layer in self._layers):
             raise ConfigError("qk_clip has no effect with model.config.qk_norm, which bounds scores itself; drop one")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -18,6 +17,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from plugins.strategies.ports import free_port
 
 _PRELOAD = [
     "torch.distributed.checkpoint",
@@ -42,7 +43,7 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_secon
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         processes, pipes = [], []
         for rank in range(world_size):
@@ -134,9 +135,3 @@ def _main(
         dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -439,7 +439,7 @@ def test_wrong_vocabulary_is_one_line(folder) -> None:
     module = Tiny()
     module.model_config.vocab_size = 512
     trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False)
-    with pytest.raises(ValueError, match=r"vocab_size is 512 but .* was tokenized with 300; set model.vocab_size"):
+    with pytest.raises(ValueError, match=r"vocab_size is 512 but .* was tokenized with 300; set it to that"):
         trainer.fit(module, datamodule=make(folder))
 
 

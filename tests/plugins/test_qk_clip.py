@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -88,3 +90,6 @@ def test_every_strategy_clips_the_same(single: dict, name: str) -> None:
 def test_bad_use_is_refused() -> None:
     with pytest.raises(ValueError, match="qk_clip: threshold"):
         QKClip(0)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(tensor_parallel=2))
+    with pytest.raises(ValueError, match="does not work with tensor_parallel"):
+        QKClip().on_fit_start(trainer, None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.test_pretrain import folder, history, one_error, pretrain  # noqa: F401
+from tests.recipes.test_pretrain import folder, history, pretrain  # noqa: F401
 
 PEAK = 1e-3
 
@@ -33,9 +33,3 @@ def test_a_cooldown_starts_at_the_checkpoints_rate_and_ends_at_the_floor(folder:
     again = pretrain(folder, *run, "--ckpt_path", "last")
     assert again.returncode == 0, again.stderr
     assert history(folder, "cooled", "lr") == cooled and (newest / "manifest.json").exists()
-
-
-def test_a_cooldown_without_a_checkpoint_is_refused(folder: Path) -> None:  # noqa: F811
-    done = pretrain(folder, "--name", "mistake", "--model.optim.schedule.kind", "cooldown")
-    assert done.returncode == 2
-    assert "--ckpt_path" in one_error(done.stderr)

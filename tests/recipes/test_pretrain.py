@@ -153,6 +153,7 @@ def one_error(stderr: str) -> str:
         (["--trainer.log_every_n_steps", "0"], ["trainer.log_every_n_steps"]),
         (["--trainer.gradient_clip_val", "-1"], ["trainer.gradient_clip_val"]),
         (["--trainer.accumulate_grad_batches", "8"], ["data.micro_batch_size"]),
+        (["--model.optim.schedule.kind", "cooldown"], ["cooldown", "--ckpt_path"]),
         (["--name", "../elsewhere"], ["'../elsewhere'", "runs_dir"]),
         (["--trainer.max_epochs", "-7"], ["max_epochs"]),
         (["--runs_dir", "/proc/nowhere"], ["cannot write", "runs_dir"]),
