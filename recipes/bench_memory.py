@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.plan import MEMORY_STRATEGIES, memory_bytes
+from plugins.strategies.ports import free_port
 from recipes.command import command_parser
 
 KINDS = ("parameters", "gradients", "optimizer_state")
@@ -118,11 +118,8 @@ def _run_ranks(argv: list[str], options: argparse.Namespace, folder: Path) -> No
     Raises:
         ConfigError: with the last line of the rank that failed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "recipes.bench", "memory", *argv, "--folder", str(folder)]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
     shared["WORLD_SIZE"] = str(options.processes)
     processes = []
     for rank in range(options.processes):
