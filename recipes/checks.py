@@ -94,3 +94,9 @@ def set_max_steps(config: Any, steps: int) -> None:
     if given not in (-1, steps):
         print(f"note: trainer.max_steps {given} gives way to tokens {config.tokens:g}: {steps} steps", file=sys.stderr)
     config.trainer.max_steps = steps
+    schedule = config.model.optim.schedule
+    if schedule.warmup_steps >= steps:
+        print(
+            f"warning: the learning rate never reaches its peak: {schedule.warmup_steps} warmup steps, {steps} in all",
+            file=sys.stderr,
+        )

@@ -18,7 +18,7 @@ from typing import Any
 
 from recipes.command import command_parser, exit_status
 from sweeps.fit_report import FitReport, result_metrics
-from sweeps.records import KIND, describe_fits, log_run, read_runs
+from sweeps.records import KIND, PARENT, describe_fits, log_run, read_runs
 from sweeps.scaling.analysis import APPROACHES, analyse
 from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
@@ -173,6 +173,17 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
     )
 
 
+def warn_of_mixture(table: RunTable) -> None:
+    """One line when cells of several sweeps are fitted as one: they may differ in more than size and length."""
+    parents = sorted({str(run.extra[PARENT]) for run in table.runs if run.extra.get(PARENT)})
+    if len(parents) > 1:
+        print(
+            f"warning: cells of {len(parents)} sweeps are fitted together; take one with --sweep RUN_ID, of "
+            f"{', '.join(parents)}",
+            file=sys.stderr,
+        )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0 with a fit, 2 with one line on stderr."""
     arguments = parser().parse_args(argv)
@@ -181,7 +192,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(arguments: argparse.Namespace) -> None:
     report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
+    warn_of_mixture(report.analysis.table)
     print(report.text())
+    if not arguments.budget:
+        print(f"no --budget was given: decided for {DEFAULT_REACH:g} times the largest one")
     if arguments.json:
         arguments.json.write_text(json.dumps(report.as_dict(), indent=1))
         print(f"numbers: {arguments.json}")

@@ -19,6 +19,7 @@ from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
 from sweeps.where import row_filter
 
 PAGE = 1000
+PARENT = "sweep_run_id"  # column of a cell's parent run, beside its params and metrics
 KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
 BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded"}
@@ -206,6 +207,7 @@ def read_mlflow(
 def _row(run: Any) -> dict[str, object]:
     """Params and metrics by name; metrics win. Diverged metrics come back as NaN or as the largest double."""
     row: dict[str, object] = {key: parse(text) for key, text in run.data.params.items()}
+    row[PARENT] = run.data.tags.get("mlflow.parentRunId")
     for key, value in run.data.metrics.items():
         row[key] = math.inf if value >= LARGEST_LOSS else value
     return row

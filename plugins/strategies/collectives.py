@@ -49,6 +49,8 @@ def one_line(error: BaseException) -> str:
         failed_rank, (cause, _) = next(iter(failures.items()))
         return f"rank {failed_rank}: {one_line(cause)}"
     text = " ".join(str(error).split())
+    if "unexpected pos" in text or "failed writing file" in text:
+        text = f"a write was cut short, as on a full disk ({text})"  # torch's zip writer does not say why
     return text if isinstance(error, CheckpointError) and text else f"{type(error).__name__}: {text}"
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,3 +226,15 @@ def test_help_explains() -> None:
     assert done.returncode == 0
     for text in ("--trainer.strategy", "--data.global_batch_tokens", "tokens an optimizer step", "--ckpt_path"):
         assert text in done.stdout
+
+
+def test_a_warmup_longer_than_the_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    from recipes.checks import set_max_steps
+
+    optim = SimpleNamespace(schedule=SimpleNamespace(warmup_steps=16))
+    config = SimpleNamespace(tokens=4096, trainer=SimpleNamespace(max_steps=-1), model=SimpleNamespace(optim=optim))
+    set_max_steps(config, 17)
+    assert config.trainer.max_steps == 17 and capsys.readouterr().err == ""
+    set_max_steps(config, 16)
+    warning = "warning: the learning rate never reaches its peak: 16 warmup steps, 16 in all"
+    assert warning in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweeps import records
+from sweeps.fit import warn_of_mixture
 from sweeps.records import read_runs
 from sweeps.where import row_filter
 from tests.sweeps.scaling_helpers import mlflow_store
@@ -146,3 +147,11 @@ def test_every_page_is_read(store: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_unknown_experiment_is_named(store: str) -> None:
     with pytest.raises(ValueError, match=r"no experiment 'gird'; it has .*grid"):
         read_runs("mlflow:gird", tracking_uri=store)
+
+
+def test_cells_of_several_sweeps_are_told(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_mixture(read_runs("mlflow:grid", tracking_uri=store, parent_run_id="sweep"))
+    assert capsys.readouterr().err == ""
+    table = read_runs("mlflow:grid", tracking_uri=store)
+    warn_of_mixture(table)
+    assert "of 2 sweeps are fitted together; take one with --sweep RUN_ID, of other, sweep" in capsys.readouterr().err
