@@ -24,6 +24,8 @@ def check_values(config: Any) -> None:
     _check_name(config.name)
     _check_data(config.data, config.tokens)
     _check_trainer(config.trainer)
+    if config.model.optim.schedule.kind == "cooldown" and "ckpt_path" in config and config.ckpt_path is None:
+        raise ConfigError("schedule.kind cooldown goes on from a checkpoint: pass --ckpt_path, or take wsd")
 
 
 def check_seed(seed: int | bool | None) -> None:
