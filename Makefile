@@ -11,7 +11,7 @@ demo: install
 
 # Two halves side by side: one core each, since a test of several processes waits for them to start half of the time.
 test: install
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-model test-processes
+	@$(MAKE) --no-print-directory --jobs=2 test-model test-processes
 
 test-model: install
 	$(BIN)/python -m pytest -m "not slow" --ignore=tests/distributed --ignore=tests/sweeps
