@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from lm.errors import ConfigError
+from recipes.command import exit_status
 
 _NAMES = ("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu")
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
@@ -33,12 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     if name not in BENCHMARKS:
         print(f"error: no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    try:
+
+    def command() -> None:
         importlib.import_module(BENCHMARKS[name]).run(rest)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    return exit_status(command)
 
 
 if __name__ == "__main__":

@@ -23,32 +23,33 @@ def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
     parser = command_parser("recipes.data", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    prepare = commands.add_parser(
+
+    def add(name: str, summary: str, description: str) -> argparse.ArgumentParser:
+        shape = argparse.RawDescriptionHelpFormatter
+        return commands.add_parser(
+            name, help=summary, description=description, epilog=parser.epilog, formatter_class=shape
+        )
+
+    prepare = add(
         "prepare",
-        help="text to shards",
-        description="Read, deduplicate, split, tokenize. Interrupted, the same command goes on where it stopped.",
-        epilog=parser.epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "text to shards",
+        "Read, deduplicate, split, tokenize. Interrupted, the same command goes on where it stopped.",
     )
     prepare.add_argument("--config", required=True, type=Path, help="YAML file, see conf/data/")
     prepare.add_argument("--out", type=Path, help="output folder (default: `out` of the config)")
     prepare.add_argument("--overwrite", action="store_true", help="replace an output made from another config")
-    table = commands.add_parser(
+    table = add(
         "table",
-        help="sources, tokens, epochs",
-        description="Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
-        epilog=parser.epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "sources, tokens, epochs",
+        "Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
     )
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
     table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
-    verify = commands.add_parser(
+    verify = add(
         "verify",
-        help="read every shard and compare its hash",
-        description="Read every file of a data folder and compare its sha256 with the manifest.",
-        epilog=parser.epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "read every shard and compare its hash",
+        "Read every file of a data folder and compare its sha256 with the manifest.",
     )
     verify.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     return parser

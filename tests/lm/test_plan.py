@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from lm.config import ModelConfig
+from lm.model import Llama
 from lm.plan import (
     FLOP_CONVENTIONS,
     count_parameters,
@@ -96,11 +98,9 @@ def test_bad_input_is_named(call, message: str) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_count_equals_real_modules(tied: bool) -> None:
-    torch = pytest.importorskip("torch")
-    model = pytest.importorskip("lm.model")
     config = ModelConfig(vocab_size=96, d_model=48, n_layers=3, n_heads=4, n_kv_heads=2, d_ff=112, tie_embeddings=tied)
     with torch.device("meta"):
-        llama = model.Llama(config)
+        llama = Llama(config)
     count = count_parameters(config)
     assert sum(p.numel() for p in llama.parameters()) == count.total
     by_part = {"attention": 0, "mlp": 0, "norm": 0, "embedding": 0, "head": 0}
@@ -120,9 +120,6 @@ def test_import_brings_no_framework() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameter_shapes_are_those_of_the_real_model(tied: bool) -> None:
-    torch = pytest.importorskip("torch")
-    from lm.model import Llama
-
     config = ModelConfig(
         vocab_size=96, d_model=48, n_layers=2, n_heads=4, n_kv_heads=2, tie_embeddings=tied, qk_norm=tied
     )
