@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from plugins.strategies import checkpoint_io, collectives
@@ -73,7 +73,9 @@ class BackgroundSaver:
                 options.then()
         except Exception as error:
             self.failures += 1
-            rank_zero_warn(f"{collectives.one_line(error)}; the run goes on, older checkpoints stay")
+            if collectives.rank() == 0:
+                line = f"warning: {collectives.one_line(error)}; the run goes on, older checkpoints stay"
+                print(line, file=sys.stderr, flush=True)
 
 
 def stage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

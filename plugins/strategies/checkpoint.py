@@ -21,11 +21,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lm.errors import ConfigError
+from plugins.strategies import leftovers
+from plugins.strategies.leftovers import REMOVED, TEMPORARY
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-_TEMPORARY = ".tmp"
-_REMOVED = ".removed"
+SET_ASIDE = "damaged-"
 
 
 class CheckpointError(ConfigError):
@@ -35,15 +36,22 @@ class CheckpointError(ConfigError):
 def begin(path: Path) -> Path:
     """Create the hidden folder in which the checkpoint `path` is assembled, and return it.
 
-    Temporary folders that earlier, killed saves left for the same place are deleted first.
+    What killed saves left beside it is deleted first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{path.name}.*"):
-        if leftover.name.endswith((_TEMPORARY, _REMOVED)):
-            shutil.rmtree(leftover, ignore_errors=True)
-    temporary = _hidden(path, _TEMPORARY)
+    for leftover in path.parent.glob(f".{path.name}.*{TEMPORARY}"):
+        leftovers.release(leftover)  # this process failed to save here before, and is at it again
+    leftovers.clean(path.parent)
+    temporary = _hidden(path, TEMPORARY)
     temporary.mkdir()
+    leftovers.hold(temporary)
     return temporary
+
+
+def abandon(temporary: Path) -> None:
+    """Delete what `begin` created, after a failure."""
+    leftovers.release(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def finish(temporary: Path, path: Path, files: Mapping[str, Mapping], step: int) -> None:
@@ -61,9 +69,10 @@ def finish(temporary: Path, path: Path, files: Mapping[str, Mapping], step: int)
     _sync_folder(temporary)
     replaced = None
     if path.exists():
-        replaced = _hidden(path, _REMOVED)
+        replaced = _hidden(path, REMOVED)
         os.rename(path, replaced)
     os.rename(temporary, path)
+    leftovers.release(temporary)
     _sync_folder(path.parent)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
@@ -71,9 +80,25 @@ def finish(temporary: Path, path: Path, files: Mapping[str, Mapping], step: int)
 
 def remove(path: Path) -> None:
     """Delete a checkpoint. It loses its name first, so a half-deleted folder is never taken for a checkpoint."""
-    hidden = _hidden(path, _REMOVED)
+    hidden = _hidden(path, REMOVED)
     os.rename(path, hidden)
     shutil.rmtree(hidden)
+
+
+def set_aside(path: Path) -> Path:
+    """Take a damaged checkpoint out of the way, without deleting it: no save may find its place taken by it.
+
+    Returns:
+        where it is now: damaged-<name> beside it, or `path` itself on a read-only file system.
+    """
+    aside = path.with_name(f"{SET_ASIDE}{path.name}")
+    if aside.exists():
+        aside = path.with_name(f"{aside.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        os.rename(path, aside)
+    except OSError:
+        return path
+    return aside
 
 
 def file_names(folder: Path) -> list[str]:
@@ -97,7 +122,7 @@ def read_manifest(folder: Path) -> dict:
     Every listed file is there with its size; contents are compared by `verify`.
 
     Raises:
-        CheckpointError: the folder is missing, is no checkpoint, or is incomplete.
+        CheckpointError: the folder is missing, is no checkpoint, is incomplete, or names files outside of it.
     """
     if not folder.is_dir():
         raise CheckpointError(f"no checkpoint folder {folder}; check the path")
@@ -109,6 +134,8 @@ def read_manifest(folder: Path) -> dict:
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{folder} has checkpoint format {version}, this version reads {FORMAT_VERSION}")
     for name, entry in files.items():
+        if not is_plain_name(name) or (folder / name).is_symlink():
+            raise CheckpointError(f"{folder} is refused: its {MANIFEST} names {name!r}, which is no file inside it")
         try:
             size = (folder / name).stat().st_size
         except OSError:
@@ -137,23 +164,40 @@ def latest(folder: str | Path) -> Path | None:
     Call it on one rank and broadcast the answer: another rank may look a moment later and see another folder.
     """
     folder = Path(folder)
+    for entry in folder.glob(f".*{TEMPORARY}"):
+        warnings.warn(f"skipped {entry}: a save that did not finish", stacklevel=2)
     best: tuple[int, int, Path] | None = None
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if not entry.is_dir():
-            continue
-        if entry.name.startswith("."):
-            if entry.name.endswith(_TEMPORARY):
-                warnings.warn(f"skipped {entry}: a save that did not finish", stacklevel=2)
-            continue
+    for entry in candidates(folder):
         try:
             manifest = read_manifest(entry)
         except CheckpointError as error:
             warnings.warn(f"skipped {entry}: {error}", stacklevel=2)
             continue
-        candidate = (int(manifest.get("step", -1)), entry.stat().st_mtime_ns, entry)
-        if best is None or candidate > best:
-            best = candidate
+        found = (int(manifest.get("step", -1)), entry.stat().st_mtime_ns, entry)
+        if best is None or found > best:
+            best = found
     return None if best is None else best[2]
+
+
+def candidates(folder: Path) -> list[Path]:
+    """Folders in `folder` that may be checkpoints, sound or not, the one with the most steps first."""
+
+    def age(entry: Path) -> tuple[int, int]:
+        try:
+            step = int(json.loads((entry / MANIFEST).read_text(encoding="utf-8"))["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            digits = entry.name.rpartition("-")[2]
+            step = int(digits) if digits.isdecimal() else -1
+        return step, entry.stat().st_mtime_ns
+
+    entries = folder.iterdir() if folder.is_dir() else ()
+    named = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", SET_ASIDE))]
+    return sorted(named, key=age, reverse=True)
+
+
+def is_plain_name(name: object) -> bool:
+    """True for the name of a file of this folder: no path, absolute or relative, and not the folder or its parent."""
+    return isinstance(name, str) and name not in ("", ".", "..") and "/" not in name and "\\" not in name
 
 
 def _hidden(path: Path, suffix: str) -> Path:

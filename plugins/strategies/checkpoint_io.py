@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from plugins.strategies import checkpoint, collectives
 from plugins.strategies.checkpoint import CheckpointError
+from plugins.strategies.metadata import PlainReader
 
 STATE = "state.pt"
+
+_checked: set[Path] = set()  # folders that `check` found sound and nobody has read yet
 
 
 def save(tensors: dict[str, Tensor], rest: dict[str, Any], path: Path, step: int) -> None:
@@ -78,8 +80,32 @@ def write(
         collectives.raise_together(error, doing, group)
     except BaseException:
         if collectives.rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+            checkpoint.abandon(temporary)
         raise
+
+
+def check(path: Path) -> str | None:
+    """None when a checkpoint is complete and every file has its sha256, else one line that says what is wrong.
+
+    Collective, with the same `path` and the same answer on all ranks. A Reader does not read all files again to check.
+    """
+    try:
+        _verify(path)
+    except CheckpointError as error:
+        return collectives.one_line(error)
+    _checked.add(path)
+    return None
+
+
+def _verify(path: Path) -> None:
+    """Compare sizes and sha256 of all files with the manifest, shared out: each rank takes every world-th file."""
+
+    def mine() -> None:
+        files = checkpoint.read_manifest(path)["files"]
+        checkpoint.verify(path, files, sorted(files)[collectives.rank() :: collectives.world_size()])
+
+    _, error = _attempt(mine)
+    collectives.raise_together(error, f"cannot load {path}")
 
 
 class Reader:
@@ -96,15 +122,14 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(collectives.broadcast(str(path)))
-        manifest = self.together(lambda: checkpoint.read_manifest(self.path))
-        files = manifest["files"]
-        # Reading everything once to hash it is shared out: each rank takes every world-th file.
-        mine = sorted(files)[collectives.rank() :: collectives.world_size()]
-        self.together(lambda: checkpoint.verify(self.path, files, mine))
+        if self.path in _checked:
+            _checked.discard(self.path)
+        else:
+            _verify(self.path)
         self.rest: dict[str, Any] = self.together(
             lambda: torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         )
-        self.metadata: Metadata = self.together(lambda: dcp.FileSystemReader(self.path).read_metadata())
+        self.metadata: Metadata = self.together(lambda: PlainReader(self.path).read_metadata())
 
     def together(self, action: Callable[[], Any]) -> Any:
         """Run `action` on every rank; raise on all when it fails on any."""
@@ -117,7 +142,7 @@ class Reader:
         self.together(
             lambda: dcp.load(
                 tensors,
-                storage_reader=dcp.FileSystemReader(self.path),
+                storage_reader=PlainReader(self.path),
                 no_dist=not collectives.is_distributed(),
             )
         )
