@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -19,7 +20,7 @@ from lm.datamodule import TokenDataModule
 from lm.errors import ConfigError
 from lm.module import LlamaModule
 from lm.plan import training_flops
-from plugins.strategies.checkpoint import latest
+from plugins.strategies.checkpoint import candidates
 from plugins.strategies.ports import choose_port
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
 from recipes.from_hf import config_defaults
@@ -59,6 +60,7 @@ class PretrainCLI(LightningCLI):
 
     def __init__(self, args: Any = None, run: bool = True):
         plugins.strategies.register()
+        self.newest_of: Path | None = None  # folder of checkpoints whose newest sound one is continued
         self._config_defaults = config_defaults(args)
         defaults: dict[str, Any] = {
             "default_config_files": [_DEFAULTS],
@@ -116,9 +118,12 @@ class PretrainCLI(LightningCLI):
         if config.trainer.strategy != "single":
             choose_port()
         run_dir = Path(config.trainer.default_root_dir)
+        check_processes(config.trainer)
         if config.get("ckpt_path") is not None:
-            config.ckpt_path = find_checkpoint(config.ckpt_path, run_dir)
-            if config.ckpt_path is not None:
+            self.newest_of = newest_of(config.ckpt_path, run_dir)
+            if self.newest_of is not None:
+                config.ckpt_path = None  # all ranks choose one together, when they can talk to each other
+            if self.newest_of is None or candidates(self.newest_of):
                 config.model.from_hf = None  # the checkpoint replaces those weights; the folder may be gone
         elif self.config.subcommand == "fit" and not is_child_rank() and (run_dir / "config.yaml").exists():
             raise ConfigError(
@@ -140,6 +145,7 @@ class PretrainCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer: Any = super().instantiate_trainer(**kwargs)
         trainer.choice = self.choice
+        trainer.resume.folder = self.newest_of
         return trainer
 
 
@@ -152,21 +158,40 @@ def steps_for(tokens: float, data: Any) -> int:
     return BatchRamp(data.batch_ramp or [(0, data.global_batch_tokens)]).nearest_step(tokens)
 
 
-def find_checkpoint(ckpt_path: str, run_dir: Path) -> str | None:
-    """The folder that --ckpt_path means. 'last' is the run's newest complete checkpoint, or None, the beginning, for a
-    run that was cut off before its first one.
+def newest_of(ckpt_path: str, run_dir: Path) -> Path | None:
+    """The folder whose newest sound checkpoint --ckpt_path means, or None where it names a checkpoint itself.
+
+    'last' continues a run, from its beginning where it was cut off before its first checkpoint; 'auto' starts one too.
 
     Raises:
         ConfigError: no such checkpoint or run.
     """
-    if ckpt_path != "last":
+    if ckpt_path not in ("last", "auto"):
         if not Path(ckpt_path).exists():
             raise ConfigError(f"--ckpt_path {ckpt_path}: no such checkpoint; 'last' takes the run's newest")
-        return ckpt_path
-    if not (run_dir / "config.yaml").exists():
-        raise ConfigError(f"--ckpt_path last: there is no run in {run_dir} to continue; leave it out to start one")
-    found = latest(run_dir / "checkpoints")
-    return None if found is None else str(found)
+        return None
+    if ckpt_path == "last" and not (run_dir / "config.yaml").exists():
+        raise ConfigError(
+            f"--ckpt_path last: there is no run in {run_dir} to continue; leave it out to start one, or take auto, "
+            "which does either"
+        )
+    return run_dir / "checkpoints"
+
+
+def check_processes(trainer: Any) -> None:
+    """Refuse a launcher's processes that the trainer would not join.
+
+    Raises:
+        ConfigError: torchrun started another number of processes than trainer.devices x trainer.num_nodes.
+    """
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        return
+    processes, count = int(os.environ["WORLD_SIZE"]), count_devices(trainer.devices)
+    if count is not None and count * int(trainer.num_nodes) != processes:
+        raise ConfigError(
+            f"torchrun started {processes} processes, trainer.devices x trainer.num_nodes is "
+            f"{count * int(trainer.num_nodes)}; set them to what --nproc-per-node and --nnodes are"
+        )
 
 
 def check_names(trainer: Any) -> None:

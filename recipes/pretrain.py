@@ -3,7 +3,8 @@
 Examples:
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml --trainer.strategy fsdp --trainer.devices 2
-    python -m recipes.pretrain fit --config conf/experiment/demo.yaml --ckpt_path last
+    python -m recipes.pretrain fit --config conf/experiment/demo.yaml --ckpt_path last    # goes on
+    python -m recipes.pretrain fit --config conf/experiment/demo.yaml --ckpt_path auto    # starts, or goes on
     python -m recipes.pretrain fit --config conf/experiment/demo.yaml --name more --from-hf exported/small
     python -m recipes.pretrain validate --config runs/demo/config.yaml --ckpt_path last
 """
@@ -19,7 +20,7 @@ from lm.errors import ConfigError
 
 
 def main() -> int:
-    """Run LightningCLI; a ConfigError becomes one line and exit status 2."""
+    """Run LightningCLI; a ConfigError becomes one line and exit status 2, a signal 128 + its number."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from recipes.build import PretrainCLI, is_child_rank
@@ -33,6 +34,8 @@ def main() -> int:
         if not is_child_rank():  # every rank meets the same mistake
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before training has begun; later it saves first (plugins/callbacks/stop.py)
+        return 130
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with two more words for `precision`: auto and fp8."""
+"""Lightning's Trainer with two more words for `precision`, and with what keeps a run alive."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from lightning.pytorch import Trainer
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.runtime import choose, machine_of
+from plugins.callbacks.heartbeat import Heartbeat
+from plugins.callbacks.resume import Resume
+from plugins.callbacks.stop import StopSignals
 from plugins.strategies.portable import PRECISIONS
 
 NAMES = ("auto", *PRECISIONS, "fp8")
 
 
 class RecipeTrainer(Trainer):
-    """See Lightning's Trainer.
+    """See Lightning's Trainer. Signals, the choice of a checkpoint to continue from, and the watch over the other ranks
+    are always there: plugins.callbacks.stop, resume and heartbeat.
 
     Args:
         precision: auto (chosen by size of the model and by machine, see lm.runtime), 32-true, bf16-mixed, or fp8:
@@ -31,6 +35,10 @@ class RecipeTrainer(Trainer):
             given = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
             precision, plugins = None, [*given, Float8()]
         super().__init__(precision=precision, plugins=plugins, **kwargs)  # type: ignore[arg-type]
+        self._signal_connector: Any = StopSignals(self)
+        self.resume = Resume(self)
+        trainer: Any = self
+        trainer.callbacks[:0] = [self.resume, Heartbeat()]
 
 
 def check_precision(name: str | None) -> None:

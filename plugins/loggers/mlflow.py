@@ -47,6 +47,7 @@ class MLflowLogger(Logger):
         self._flushed_at = time.monotonic()
         self._resumed = False
         self._last_steps: dict[str, int] = {}
+        self._stopped = False
 
     @property
     def name(self) -> str:
@@ -169,4 +170,14 @@ class MLflowLogger(Logger):
         if self.run_id is None:
             return
         self.flush()
-        self._client.set_terminated(self.run_id, "FINISHED" if status in ("success", "finished") else "FAILED")
+        ended = "FINISHED" if status in ("success", "finished") else "KILLED" if self._stopped else "FAILED"
+        self._client.set_terminated(self.run_id, ended)
+
+    @rank_zero_only
+    def stopped(self, by: str) -> None:
+        """The run was asked to stop and can go on: it ends as KILLED, with what asked, such as SIGTERM, as a tag."""
+        self._stopped = True
+        try:
+            self._open_client().set_tag(self.run_id, "stopped_by", by)
+        except Exception as error:
+            warnings.warn(f"MLflow did not take the tag stopped_by {by}: {error}", stacklevel=2)

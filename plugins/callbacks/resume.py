@@ -1,0 +1,106 @@
+"""Where a run goes on: from the newest checkpoint that is sound, with the validation that a kill may have cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lm.errors import ConfigError
+from plugins.callbacks.checkpoint import tell
+from plugins.strategies import checkpoint, checkpoint_io, leftovers
+
+
+class Resume(Callback):
+    """Part of every RecipeTrainer.
+
+    All ranks choose the checkpoint together, in setup: rank 0 lists them, every rank hashes its share of the files,
+    and one that is torn or damaged is told of in one line, set aside (fit only) and never deleted.
+
+    A checkpoint is written before the validation of its step. When the run was killed in between, that validation is
+    done first, so that a run has the same metrics however often it was restarted.
+
+    Attributes:
+        folder: where to look for the newest checkpoint; None: only what trainer.fit(ckpt_path=...) says is loaded.
+        path: what was chosen; None for the beginning.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.folder: Path | None = None
+        self.path: Path | None = None
+        self._validated_step = -1
+        connector: Any = trainer._checkpoint_connector
+        start = connector.resume_start
+
+        def resume_start(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+            start(checkpoint_path if checkpoint_path is not None else self.path, weights_only)
+
+        connector.resume_start = resume_start
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            self._validate_first(trainer)
+        if self.folder is None:
+            return
+        if fitting and trainer.is_global_zero:
+            leftovers.clean(self.folder)
+        self.path = choose(trainer, self.folder, set_aside=fitting)
+        if self.path is None and not fitting:
+            raise ConfigError(f"{self.folder} holds no checkpoint; train the run first, or pass another --ckpt_path")
+
+    # The validation that is missing ---------------------------------------------------------------------------------
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated_step": self._validated_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated_step = int(state_dict["validated_step"])
+
+    def _validate_first(self, trainer: Trainer) -> None:
+        """Before the first step: validate, where the step that was resumed at is one to validate at and was not."""
+        loop: Any = trainer.fit_loop.epoch_loop
+        run_start = loop.on_run_start
+
+        def on_run_start(data_fetcher: Any) -> None:
+            run_start(data_fetcher)
+            own = self.path is not None and trainer.global_step > max(self._validated_step, 0)
+            if own and loop._should_check_val_fx(data_fetcher):
+                trainer.validating = True
+                loop.val_loop._restarting = False
+                loop.val_loop.run()
+                trainer.training = True
+
+        if not hasattr(loop, "validates_first"):
+            loop.validates_first = True
+            loop.on_run_start = on_run_start
+
+
+def choose(trainer: Trainer, folder: Path, set_aside: bool) -> Path | None:
+    """The newest complete checkpoint in a folder whose files have their sha256, or None where there is none at all.
+
+    Collective.
+
+    Args:
+        set_aside: rename what is damaged (see checkpoint.set_aside), so that training can save there again.
+
+    Raises:
+        ConfigError: on all ranks; there are checkpoints, and none is sound.
+    """
+    paths: list[Path] = trainer.strategy.broadcast(checkpoint.candidates(folder) if trainer.is_global_zero else [])
+    for path in paths:
+        problem = checkpoint_io.check(path)
+        if problem is None:
+            return path
+        if trainer.is_global_zero:
+            left = checkpoint.set_aside(path) if set_aside else path
+            tell(trainer, f"warning: {problem}{f' (it is {left.name} now)' if left != path else ''}")
+    if paths:
+        raise ConfigError(f"{folder}: none of its {len(paths)} checkpoints is sound; start a new run, or mend one")
+    return None
