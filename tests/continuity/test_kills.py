@@ -11,11 +11,10 @@ from tests.continuity.launch import write_experiment
 
 
 @pytest.mark.parametrize(("world_size", "kills"), [(1, 5), (2, 3)])
-def test_a_killed_run_ends_as_the_whole_one(world_size: int, kills: int, tmp_path: Path) -> None:
-    write_experiment(tmp_path, steps=24, every=3, validate_every=4)
-    hit = run_killed(tmp_path, world_size, kills, ["--trainer.strategy", "single" if world_size == 1 else "ddp"])
+def test_a_killed_run_ends_as_the_whole_one(world_size: int, kills: int, folder: Path) -> None:
+    hit = run_killed(folder, world_size, kills, ["--trainer.strategy", "single" if world_size == 1 else "ddp"])
     assert sum(hit.values()) == kills
-    assert_same_end(tmp_path, world_size)
+    assert_same_end(folder, world_size)
 
 
 @pytest.mark.slow

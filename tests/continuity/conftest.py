@@ -1,0 +1,14 @@
+"""One folder with data, a config and an MLflow database for all runs of these tests; each has a name of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.continuity.launch import write_experiment
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_experiment(tmp_path_factory.mktemp("continuity"), steps=24, every=3, validate_every=4)

@@ -1,0 +1,107 @@
+"""Signals stop all ranks at one step, with a checkpoint; a rank that hangs is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from plugins.strategies import checkpoint
+from tests.continuity.launch import Job, Tracer, fit_arguments, histories
+
+DDP = ["--trainer.strategy", "ddp"]
+
+
+def at_step(number: int):
+    return lambda what, step: what == "step" and step >= number
+
+
+def slow_steps(tracer: Tracer) -> None:
+    """A step takes a while, so that a signal arrives in the midst of the run."""
+    from lm.module import LlamaModule
+
+    training_step = LlamaModule.training_step
+
+    def slow(module, *args):
+        time.sleep(0.05)
+        return training_step(module, *args)
+
+    LlamaModule.training_step = slow
+
+
+def status(folder: Path, name: str) -> tuple[str, str | None]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    run = client.get_run((folder / "runs" / name / "mlflow_run_id").read_text().strip())
+    return run.info.status, run.data.tags.get("stopped_by")
+
+
+def test_signals_save_stop_and_go_on(folder: Path) -> None:
+    """SIGUSR1 to the second of two ranks only, then Ctrl-C to both, then SIGTERM to one process alone, then the end."""
+    name = "signals"
+    exits = []
+    for world_size, number, ranks in ((2, signal.SIGUSR1, [1]), (2, signal.SIGINT, [0, 1]), (1, signal.SIGTERM, [0])):
+        more = DDP if world_size == 2 else []
+        job = Job(folder, fit_arguments(folder, name, *more), world_size, slow_steps)
+        first = 5 * (len(exits) + 1)
+        job.wait_for(at_step(first))
+        for rank in ranks:
+            os.kill(job.processes[rank].pid, number)
+        exits.append(job.join())
+        output = job.output()
+        assert "Traceback" not in output, output
+        assert status(folder, name) == ("KILLED", number.name)
+        newest = checkpoint.candidates(folder / "runs" / name / "checkpoints")[0]
+        step = checkpoint.read_manifest(newest)["step"]
+        assert step >= first
+        assert f"{number.name}: stopped after step {step}, saved; --ckpt_path auto goes on" in output
+    assert exits == [[138, 138], [130, 130], [143]]
+    job = Job(folder, fit_arguments(folder, name))
+    assert job.join() == [0], job.output()
+    assert status(folder, name)[0] == "FINISHED"
+    found = histories(folder, name)
+    assert sorted(found["loss"]) == list(range(1, 25))
+    assert sorted(found["val_loss"]) == list(range(4, 25, 4))
+
+
+def hang_in_the_save(tracer: Tracer) -> None:
+    from plugins.strategies import checkpoint_io
+
+    def save(tensors, rest, path, step):
+        tracer.tell("save", step)
+        time.sleep(60)
+
+    checkpoint_io.save = save
+
+
+def test_a_second_signal_stops_at_once(folder: Path) -> None:
+    job = Job(folder, fit_arguments(folder, "twice"), 1, hang_in_the_save)
+    job.wait_for(lambda what, step: what == "save")
+    os.kill(job.processes[0].pid, signal.SIGTERM)
+    time.sleep(0.2)
+    os.kill(job.processes[0].pid, signal.SIGTERM)
+    started = time.monotonic()
+    assert job.join() == [-signal.SIGTERM]
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_hangs_is_named(folder: Path, stopped: int) -> None:
+    """A stopped process says nothing more; the other one ends by itself and says whom it waited for."""
+    strategy = ["--trainer.strategy", "plugins.strategies.ddp.DDP", "--trainer.strategy.timeout_seconds", "8"]
+    job = Job(folder, fit_arguments(folder, f"hang-{stopped}", *strategy), 2, slow_steps)
+    job.wait_for(at_step(5))
+    process = job.processes[stopped]
+    os.kill(process.pid, signal.SIGSTOP)
+    other = job.processes[1 - stopped]
+    other.join(timeout=60)
+    os.kill(process.pid, signal.SIGKILL)
+    assert job.join()[1 - stopped] == 142, job.output()
+    lines = [line for line in job.output().splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, job.output()
+    named = "rank 1 has been silent since step" if stopped == 1 else "the store that rank 0 or its launcher keeps"
+    assert named in lines[0]
