@@ -12,11 +12,14 @@ Examples:
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import warnings
 
 from lm.errors import ConfigError
+
+LOST_CONTACT = 142  # 128 + SIGALRM, as of plugins.callbacks.heartbeat: another rank is gone, try again
 
 
 def main() -> int:
@@ -34,9 +37,23 @@ def main() -> int:
         if not is_child_rank():  # every rank meets the same mistake
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if not _lost_contact(error):
+            raise
+        rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+        print(f"error: rank {rank} lost the other ranks: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        return LOST_CONTACT
     except KeyboardInterrupt:  # before training has begun; later it saves first (plugins/callbacks/stop.py)
         return 130
     return 0
+
+
+def _lost_contact(error: RuntimeError) -> bool:
+    """True for what gloo and NCCL raise when another process is gone or does not answer in time."""
+    return bool(
+        re.search(r"gloo|NCCL|ProcessGroup", str(error))
+        and re.search(r"timed out|timeout|connection (closed|reset|refused)|broken pipe|remote", str(error), re.I)
+    )
 
 
 def quiet() -> None:
