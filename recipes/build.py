@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 
 import conf
 import plugins.strategies
@@ -23,6 +25,7 @@ from lm.plan import training_flops
 from plugins.strategies.checkpoint import candidates
 from plugins.strategies.ports import choose_port
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
+from recipes.class_paths import check_class, restrict, shorten
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
 from recipes.trainer import RecipeTrainer, check_precision, device_of, settle
@@ -52,7 +55,7 @@ class OneLineParser(LightningArgumentParser):
     """Says what is wrong in one line, without pages of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ConfigError(f"{' '.join(message.split())}; for the options run: python -m recipes.pretrain fit --help")
+        raise ConfigError(f"{shorten(' '.join(message.split()))}; for the options run: python -m recipes.pretrain fit --help")
 
 
 class PretrainCLI(LightningCLI):
@@ -60,6 +63,7 @@ class PretrainCLI(LightningCLI):
 
     def __init__(self, args: Any = None, run: bool = True):
         plugins.strategies.register()
+        restrict()
         self.newest_of: Path | None = None  # folder of checkpoints whose newest sound one is continued
         self._config_defaults = config_defaults(args)
         defaults: dict[str, Any] = {
@@ -200,6 +204,8 @@ def check_names(trainer: Any) -> None:
     Raises:
         ConfigError: unknown strategy name, or a precision that the strategies do not have.
     """
+    for key, base in (("strategy", Strategy), ("profiler", Profiler)):
+        check_class(f"trainer.{key}", trainer.get(key), base)
     if isinstance(trainer.strategy, str) and trainer.strategy not in plugins.strategies.NAMES:
         raise ConfigError(
             f"trainer.strategy {trainer.strategy} is unknown; take one of {', '.join(plugins.strategies.NAMES)},"

@@ -108,8 +108,11 @@ def load_manifest(folder: str | Path) -> Manifest:
 
 def _check_sizes(manifest: Manifest, source: str, split: str) -> None:
     item_bytes = np.dtype(manifest.content["dtype"]).itemsize
+    inside = manifest.folder.resolve()
     for row in manifest.split(source, split)["shards"]:
         path = manifest.folder / source / split / row["file"]
+        if not path.resolve().is_relative_to(inside):
+            raise DataError(f"{manifest.folder}/manifest.json names {path}, outside of its folder: refused")
         for file, size in ((path, row["tokens"] * item_bytes), (path.with_suffix(".ends"), row["documents"] * 8)):
             if not file.is_file() or file.stat().st_size != size:
                 found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"

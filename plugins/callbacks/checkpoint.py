@@ -54,6 +54,9 @@ class SavingCallback(Checkpoint):
         """Whether to save after this step; the same on all ranks."""
         raise NotImplementedError
 
+    def pass_over(self, trainer: Trainer) -> None:
+        """A save was due and is left out, because those before it failed."""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             after_step(trainer, self, self._after_step)
@@ -64,7 +67,7 @@ class SavingCallback(Checkpoint):
         self._count_background_failures(trainer)
         if self._pass_over > 0:
             self._pass_over -= 1
-            return
+            return self.pass_over(trainer)
         self.try_to_save(trainer, self.asynchronous)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
