@@ -55,7 +55,9 @@ class OneLineParser(LightningArgumentParser):
     """Says what is wrong in one line, without pages of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise ConfigError(f"{shorten(' '.join(message.split()))}; for the options run: python -m recipes.pretrain fit --help")
+        raise ConfigError(
+            f"{shorten(' '.join(message.split()))}; for the options run: python -m recipes.pretrain fit --help"
+        )
 
 
 class PretrainCLI(LightningCLI):

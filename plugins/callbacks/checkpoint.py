@@ -67,8 +67,9 @@ class SavingCallback(Checkpoint):
         self._count_background_failures(trainer)
         if self._pass_over > 0:
             self._pass_over -= 1
-            return self.pass_over(trainer)
-        self.try_to_save(trainer, self.asynchronous)
+            self.pass_over(trainer)
+        else:
+            self.try_to_save(trainer, self.asynchronous)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step == trainer.max_steps:

@@ -121,7 +121,9 @@ class YoungCheckpoint(SavingCallback):
         """Whether the step after next, and a save, might come too late. Read on rank 0."""
         assert self.time_limit_seconds is not None
         left = self.time_limit_seconds - (time.monotonic() - self._began)
-        return left < 2 * max(self._step_seconds) + 2 * max(self._blocked, default=0.0) + min(60.0, 0.05 * self.time_limit_seconds)
+        return left < 2 * max(self._step_seconds) + 2 * max(self._blocked, default=0.0) + min(
+            60.0, 0.05 * self.time_limit_seconds
+        )
 
     def try_to_save(self, trainer: Trainer, asynchronous: bool = False) -> bool:
         began = time.monotonic()
@@ -137,9 +139,7 @@ class YoungCheckpoint(SavingCallback):
     def _plan(self, trainer: Any, saved: bool) -> None:
         """Set next_step, and record why. Collective."""
         seconds, failures = (self._uptime.seconds, self._uptime.failures) if self._uptime is not None else (0.0, 0)
-        between = mean_seconds_between_failures(
-            self.failures_per_device_day, trainer.world_size, seconds, failures
-        )
+        between = mean_seconds_between_failures(self.failures_per_device_day, trainer.world_size, seconds, failures)
         blocked, step_seconds = median(self._blocked or [0.0]), max(median(self._step_seconds or [1.0]), 1e-6)
         interval = min(young_interval_seconds(blocked, between), self.max_interval_seconds)
         if saved:

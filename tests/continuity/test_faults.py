@@ -88,7 +88,9 @@ def test_a_full_disk(folder: Path, tmp_path: Path) -> None:
         line = fit_arguments(folder, "full", "--trainer.callbacks", SAVING % "final_retry_seconds: 0")
         job = Job(folder, [*line, "--runs_dir", str(mount)])
         (code,) = job.join()
-        assert code == 2 and "No space left" in job.output() or "cut short" in job.output(), job.output()
+        assert code == 2, job.output()
+        assert "No space left" in job.output() or "cut short" in job.output(), job.output()
+        assert "error: cannot save" in job.output()
         steps = [step for what, step in job.events if what == "step"]
         assert steps == list(range(1, 25))  # trained to the end
         kept = [path.name for path in (mount / "full" / "checkpoints").iterdir()]
@@ -209,7 +211,12 @@ def test_a_config_cannot_name_any_class(folder: Path, tmp_path: Path, monkeypatc
 
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Callback: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    line = ["pretrain", *fit_arguments(folder, "refused"), f"--trainer.{key}", value.replace("PROOF", f"{tmp_path}/ran")]
+    line = [
+        "pretrain",
+        *fit_arguments(folder, "refused"),
+        f"--trainer.{key}",
+        value.replace("PROOF", f"{tmp_path}/ran"),
+    ]
     monkeypatch.setattr("sys.argv", line)
     assert main() == 2
     errors = [text for text in capfd.readouterr().err.splitlines() if text.startswith("error: ")]

@@ -67,7 +67,9 @@ def test_uptime_counts_starts_that_broke(tmp_path: Path) -> None:
     Uptime(tmp_path / "uptime.json" / "no").write()  # a file is in the way: no error
 
 
-@pytest.mark.parametrize("name", ["failures_per_device_day", "first_step", "max_interval_seconds", "time_limit_seconds"])
+@pytest.mark.parametrize(
+    "name", ["failures_per_device_day", "first_step", "max_interval_seconds", "time_limit_seconds"]
+)
 def test_values_that_mean_nothing(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         YoungCheckpoint(**{name: 0})
