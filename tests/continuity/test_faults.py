@@ -180,7 +180,7 @@ def test_manifests_that_point_outside_are_refused(tmp_path: Path, name: str) -> 
     (path / "linked").symlink_to(tmp_path / "outside")
     entry = {"bytes": 6, "sha256": "0" * 64}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "step": 1, "files": {name: entry}}))
-    with pytest.raises(CheckpointError, match="is refused: its manifest.json names"):
+    with pytest.raises(CheckpointError, match=r"is refused: its manifest\.json names"):
         checkpoint.read_manifest(path)
 
 

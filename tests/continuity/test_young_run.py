@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-
-import pytest
 
 from plugins.callbacks.young_checkpoint import young_interval_seconds
 from tests.continuity.launch import Job, fit_arguments, histories
 
 RATE = 86400 * 5.0  # a failure each .1 s of two devices: saves come every few steps
 YOUNG = (
-    "[{class_path: plugins.callbacks.young_checkpoint.YoungCheckpoint, init_args: {failures_per_device_day: %g,"
-    " first_step: 3, keep: 1, permanent_every_tokens: 2048, time_limit_seconds: 0.001}}]" % RATE
+    "[{class_path: plugins.callbacks.young_checkpoint.YoungCheckpoint, init_args: {failures_per_device_day: RATE,"
+    " first_step: 3, keep: 1, permanent_every_tokens: 2048, time_limit_seconds: 0.001}}]"
 )
+YOUNG = YOUNG.replace("RATE", f"{RATE:g}")
 
 
 def recorded(folder: Path, name: str) -> dict[str, dict[int, float]]:
@@ -42,7 +42,7 @@ def test_a_run_saves_as_often_as_pays(folder: Path) -> None:
     saves = [step for what, step in job.events if what == "save"]
     assert saves[0] == 1  # the time limit is near from the first step on, and told once
     values = recorded(folder, "young")
-    for step, following in zip(saves, saves[1:], strict=False):
+    for step, following in itertools.pairwise(saves):
         assert following == min(step + values["interval_steps"][step], 24)
     first = values["mtbf_seconds"][1]
     assert first > 0.1  # 86400 / RATE / 2 devices, and what the run has run so far
@@ -50,14 +50,18 @@ def test_a_run_saves_as_often_as_pays(folder: Path) -> None:
     assert all(span > 0 for span in spans)
 
     kept = sorted(int(path.name[5:]) for path in (folder / "runs" / "young" / "checkpoints").glob("step-*"))
-    both = sorted({step for events in (job.events, again.events) for what, step in events if what == "save"})
-    firsts = {min((step for step in both if step // 8 == span), default=None) for span in (1, 2, 3)}
-    assert set(kept) == (firsts - {None}) | {24}
+    done = {
+        step
+        for events in (job.events, again.events)
+        for (what, step), (after, _) in itertools.pairwise(events)
+        if what == "save" and after == "between"
+    }
+    firsts = {min(step for step in done if step // 8 == span) for span in {step // 8 for step in done} - {0}}
+    assert set(kept) == firsts | {24}
     assert histories(folder, "young")["loss"].keys() == set(range(1, 25))
 
 
-@pytest.mark.parametrize("asynchronous", [True])
-def test_in_the_background_only_the_copy_counts(folder: Path, asynchronous: bool) -> None:
+def test_in_the_background_only_the_copy_counts(folder: Path) -> None:
     callbacks = YOUNG.replace("first_step: 3", "first_step: 3, asynchronous: true")
     job = Job(folder, fit_arguments(folder, "young-background", "--trainer.callbacks", callbacks), 1, slow_writes)
     assert job.join() == [0], job.output()
