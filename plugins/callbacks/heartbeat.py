@@ -18,7 +18,7 @@ from plugins.callbacks.step_end import after_step
 
 EXIT_CODE = 142  # 128 + SIGALRM: a wait that lasted too long; from 128 on, schedulers take it for worth another try
 _SHARE = 0.8  # of the strategy's timeout_seconds
-_AFTER_STEP, _VALIDATION, _VALIDATED = 1_000_000, 2_000_000, 3_000_000  # after any number of micro-batches
+_AFTER_STEP, _VALIDATION, _VALIDATED, _ENDED = range(1_000_000, 5_000_000, 1_000_000)  # after any micro-batch
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Heartbeat(Callback):
         self._note(trainer, _VALIDATED)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop.set()
+        self._note(trainer, _ENDED)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop.set()

@@ -94,7 +94,9 @@ class StopSignals:
             return
         name = signal.Signals(number).name
         saved = saving_callback(trainer).try_to_save(trainer)
-        trainer.strategy.saver.wait()  # type: ignore[attr-defined]
+        saver = getattr(trainer.strategy, "saver", None)
+        if saver is not None:
+            saver.wait()  # a save that began before in the background
         for logger in trainer.loggers:
             if hasattr(logger, "stopped"):
                 logger.stopped(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from plugins.strategies import checkpoint
 from tests.continuity.launch import Job, Tracer, fit_arguments, histories
 
+ROOT = Path(__file__).parent.parent.parent
 DDP = ["--trainer.strategy", "ddp"]
 
 
@@ -105,3 +108,36 @@ def test_a_rank_that_hangs_is_named(folder: Path, stopped: int) -> None:
     assert len(lines) == 1, job.output()
     named = "rank 1 has been silent since step" if stopped == 1 else "the store that rank 0 or its launcher keeps"
     assert named in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [False, True])
+def test_processes_that_lightning_started(folder: Path, group: bool) -> None:
+    """SIGTERM to the parent only, or to the whole process group, as the command line itself is run."""
+    name = f"launched-{group}"
+    arguments = [*fit_arguments(folder, name, *DDP), "--trainer.devices", "2", "--tokens", str(256 * 100_000)]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "OMP_NUM_THREADS": "1"}
+    log = folder / f"{name}.log"
+    with log.open("w") as stream:
+        line = [sys.executable, "-m", "recipes.pretrain", *arguments]
+        parent = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=stream, stderr=stream, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 200
+        while not checkpoint.candidates(folder / "runs" / name / "checkpoints") and time.monotonic() < deadline:
+            assert parent.poll() is None, log.read_text()
+            time.sleep(0.1)
+        (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        if group:
+            os.killpg(parent.pid, signal.SIGTERM)
+        else:
+            os.kill(parent.pid, signal.SIGTERM)
+        assert parent.wait(timeout=60) == 143, log.read_text()
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not Path(f"/proc/{child}").exists()
+    finally:
+        if parent.poll() is None:
+            os.killpg(parent.pid, signal.SIGKILL)
+    assert "Traceback" not in log.read_text()
+    assert status(folder, name) == ("KILLED", "SIGTERM")
