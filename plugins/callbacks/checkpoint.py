@@ -165,14 +165,14 @@ class SavingCallback(Checkpoint):
 
     def _permanent(self, trainer: Any) -> Any:
         """Which of a run's checkpoints stay: the first in each span of permanent_every_tokens, but not in the first."""
-        every, data = self.permanent_every_tokens, getattr(trainer, "datamodule", None)
+        every = self.permanent_every_tokens
         if every <= 0:
             return lambda paths: set()
 
         def first_of_spans(paths: list[Path]) -> set[Path]:
             spans: dict[int, Path] = {}
             for path in paths:  # in the order of their steps
-                span = int(data.plan.ramp.tokens(int(path.name.rpartition("-")[2])) // every)
+                span = int(trainer.datamodule.plan.ramp.tokens(int(path.name.rpartition("-")[2])) // every)
                 spans.setdefault(span, path)
             return {path for span, path in spans.items() if span > 0}
 
