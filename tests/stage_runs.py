@@ -67,7 +67,7 @@ class Witness(Callback):
         self._rows: list[dict[str, torch.Tensor]] = []
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self._rows.append({key: batch[key].clone() for key in ("input_ids", "document_ids", "source")})
+        self._rows.append({key: batch[key].clone() for key in ("input_ids", "labels", "source")})
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
@@ -77,6 +77,7 @@ class Witness(Callback):
             "rope": module.model.rope,
             "source": torch.cat([row["source"] for row in rows]).tolist(),
             "input_ids": torch.cat([row["input_ids"] for row in rows]).tolist(),
+            "labels": torch.cat([row["labels"] for row in rows]).tolist(),
         }
 
 
