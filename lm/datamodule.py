@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +12,22 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
+from lm.data.changes import StageChange, stages_of
 from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
 from lm.data.layout import by_batch, micro_batches
-from lm.data.order import DataOrder, DataPlan, Stage
+from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
+from lm.data.order import DataOrder
+from lm.data.plan import DataPlan, Stage
 from lm.data.ramp import BatchRamp
-from lm.data.resume import align_progress, check_fingerprint, plan_fingerprint
+from lm.data.resume import align_progress, change_accumulation, check_fingerprint, plan_fingerprint
 from lm.data.shards import load_manifest
-from lm.data.streams import Layout, TrainStream, ValidationWindows, validation_windows
-from lm.data.tokenizer import byte_lengths, load_tokenizer
+from lm.data.slices import base_of, train_tokens
+from lm.data.streams import Layout, TrainStream
 from lm.data.windows import Batch, WindowReader
 from lm.errors import ConfigError
 
-# Validation keeps no gradients, so it can take more than a small training micro-batch.
-VALIDATION_BATCH_TOKENS = 8192
-
-
-def _identity(batch: Batch) -> Batch:
-    return batch
-
-
-class StreamLoader(DataLoader[Batch]):
-    """DataLoader over a TrainStream that asks for the position each time it is iterated."""
-
-    def __init__(
-        self,
-        stream: TrainStream,
-        position: Callable[[], int],
-        before_fetch: Callable[[], None] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(stream, **options)
-        self.stream = stream
-        self.position = position
-        self.before_fetch = before_fetch
-
-    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        self.stream.start_step = self.position()
-        batches: Iterator[Batch] = super().__iter__()
-        return batches if self.before_fetch is None else _fetched(batches, self.before_fetch)
-
-
-def _fetched(batches: Iterator[Batch], before_fetch: Callable[[], None]) -> Iterator[Batch]:
-    while True:
-        before_fetch()
-        yield next(batches)
+# Says what its owner changes in later stages, given the tokens that steps take.
+Contribution = Callable[[BatchRamp], Sequence[StageChange]]
 
 
 class TokenDataModule(LightningDataModule):
@@ -66,18 +38,23 @@ class TokenDataModule(LightningDataModule):
         sequence_length: T, tokens a window.
         global_batch_tokens: G, tokens an optimizer step over all ranks and micro-batches; a multiple of T.
         micro_batch_size: windows a rank takes at once; null: its whole share of a step, without accumulation.
-        weights: share of each source in training; null: in proportion to its tokens.
+        weights: share of each source in training; null: in proportion to its tokens. A name may be a slice of a source
+            by the length of its documents: `web[>=8192]`, `web[<8192]`, `web[1024:8192]`.
         seed: of the data order.
         stages: later stages of the plan, each with its own sequence length and weights (the first is given above). A
             micro-batch keeps its number of tokens in all stages.
-        validation_windows: most windows of each source to validate on, a fixed choice over the whole split.
+        validation_windows: most windows of each source to validate on, a fixed choice over the whole split. Where a
+            later stage has longer sequences, as many tokens at the longest of them too.
         validation_batch_size: windows a rank validates at once; null: the micro-batch, at least 8,192 tokens.
         batch_ramp: [from_tokens, batch_tokens] pairs: from that many training tokens on, a step takes so many. Begins
             at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
-        manifest, source_names, source_weights, plan, order, accumulate, micro_batch_size.
+        manifest, source_names, plan, order, accumulate, micro_batch_size.
+        source_weights: share of each source in the first stage, its slices taken together.
+        validation_sets: (suffix of metric names, source) of each validation loader; the suffix is empty at the first
+            stage's sequence length, and `_long` at the longest.
     """
 
     def __init__(
@@ -109,14 +86,33 @@ class TokenDataModule(LightningDataModule):
         self.skipped: list[tuple[int, int]] = []
         self.accumulate = 1
         self.micro_batch_size = micro_batch_size or 1
+        self.validation_sets: list[tuple[str, str]] = []
+        self._contributions: dict[str, Contribution] = {}
         self._saved_accumulate: int | None = None
         self._is_set_up = False
 
     # -- set up -------------------------------------------------------------------------------------------------
 
     def add_stage(self, stage: Stage) -> None:
-        """Append a stage to the plan; for callbacks, in their setup hook (which Lightning calls after this setup)."""
+        """Append a stage to those of the config."""
         self.later_stages.append(stage)
+        self._replan()
+
+    def contribute(self, owner: str, changes: Contribution) -> None:
+        """Let `changes` take part in the plan; for callbacks, in their setup hook (called after this module's).
+
+        It is asked each time the plan is made: now, and on resume before the plan is compared with the checkpoint's,
+        when the LightningModule knows its state.
+
+        Raises:
+            ConfigError: another object contributes under this name, or the plan that results does not hold together.
+        """
+        if self._contributions.get(owner, changes) != changes:
+            raise ConfigError(f"there are two callbacks {owner}; put what they do into one")
+        self._contributions[owner] = changes
+        self._replan()
+
+    def _replan(self) -> None:
         if self._is_set_up:
             self.plan = self._make_plan()
             self.order = self._make_order()
@@ -134,13 +130,12 @@ class TokenDataModule(LightningDataModule):
             self.manifest = load_manifest(self.dir)
             self.source_names = self.manifest.source_names
             self._check_vocabulary()
-            self.source_weights = self._resolve_weights()
+            self.source_weights = self._base_weights(self._resolve_weights())
             self.plan = self._make_plan()
             self.order = self._make_order()
             self._is_set_up = True
         if stage == "fit":
             self._set_layout()
-            self._warn_of_repeats()
 
     def _check_vocabulary(self) -> None:
         module = getattr(self.trainer, "lightning_module", None)
@@ -152,19 +147,29 @@ class TokenDataModule(LightningDataModule):
             )
 
     def _resolve_weights(self) -> dict[str, float]:
-        if self.weights is None:
-            raw: dict[str, float] = {name: float(n) for name, n in self.manifest.tokens("train").items()}
-        else:
-            raw = {name: float(weight) for name, weight in self.weights.items()}
+        given = self.manifest.tokens("train") if self.weights is None else self.weights
+        raw = {name: float(weight) for name, weight in given.items()}
         total = sum(raw.values())
         return {name: weight / total for name, weight in raw.items()} if total > 0 else raw
 
+    def _base_weights(self, mix: Mapping[str, float]) -> dict[str, float]:
+        """Share of each source, its slices taken together."""
+        weights: dict[str, float] = {}
+        for name, weight in mix.items():
+            base = base_of(name, self.source_names)
+            weights[base] = weights.get(base, 0.0) + weight
+        return weights
+
     def _make_plan(self) -> DataPlan:
-        first = Stage(0, self.sequence_length, self.source_weights)
-        return DataPlan(self.seed, self.global_batch_tokens, (first, *self.later_stages), self.batch_ramp)
+        first = Stage(0, self.sequence_length, self._resolve_weights())
+        ramp = BatchRamp(self.batch_ramp or ((0, self.global_batch_tokens),))
+        given = [StageChange(stage.from_tokens, stage.sequence_length, stage.weights) for stage in self.later_stages]
+        changes = {owner: contribution(ramp) for owner, contribution in self._contributions.items()}
+        stages = stages_of(first, ramp, {"data.stages": given, **changes})
+        return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp)
 
     def _make_order(self) -> DataOrder:
-        return DataOrder(self.plan, self.manifest.tokens("train"), self.skipped)
+        return DataOrder(self.plan, train_tokens(self.manifest, self.plan.source_names()), self.skipped)
 
     def _set_layout(self) -> None:
         world_size = self._rank_and_world()[1]
@@ -181,8 +186,7 @@ class TokenDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if part is None else part
 
     def _fitting(self) -> Trainer | None:
-        trainer = self.trainer
-        return trainer if trainer is not None and trainer.state.fn == TrainerFn.FITTING else None
+        return self.trainer if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING else None
 
     # -- epochs -------------------------------------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ class TokenDataModule(LightningDataModule):
         return epoch_rows(self.manifest, self.order, total_tokens)
 
     def _warn_of_repeats(self) -> None:
-        if self._rank_and_world()[0] == 0:
+        if self._fitting() is not None and self._rank_and_world()[0] == 0:
             for line in repeat_warnings(self.epoch_table()):
                 warnings.warn(line, stacklevel=2)
 
@@ -234,11 +238,12 @@ class TokenDataModule(LightningDataModule):
         Raises:
             ValueError: one line that says which part differs.
         """
-        constant = int(state_dict["step"]) * int(state_dict["fingerprint"]["plan"]["global_batch_tokens"])
-        trained_tokens = int(state_dict.get("tokens", constant))
-        parts = ("shards", "tokenizer", "plan") if self._fitting() is not None else ("tokenizer",)
-        check_fingerprint(state_dict["fingerprint"], self.fingerprint(), parts, trained_tokens, str(self.dir))
-        if self._fitting() is not None:
+        fitting = self._fitting() is not None
+        if fitting:
+            self._replan()  # contributions may know more by now
+        parts = ("shards", "tokenizer", "plan") if fitting else ("tokenizer",)
+        check_fingerprint(state_dict["fingerprint"], self.fingerprint(), parts, int(state_dict["step"]), str(self.dir))
+        if fitting:
             self.skipped = [(int(a), int(b)) for a, b in state_dict["skipped"]]
             self.order = self._make_order()
             self._saved_accumulate = int(state_dict["accumulate"])
@@ -259,7 +264,7 @@ class TokenDataModule(LightningDataModule):
         device = getattr(getattr(self.trainer, "strategy", None), "root_device", torch.device("cpu"))
         return {
             "batch_size": None,
-            "collate_fn": _identity,
+            "collate_fn": identity,
             "pin_memory": device.type == "cuda",
             # iter(DataLoader) draws a seed: from this one, so that a resume finds the global state untouched.
             "generator": torch.Generator().manual_seed(self.seed),
@@ -267,7 +272,8 @@ class TokenDataModule(LightningDataModule):
 
     def train_dataloader(self) -> StreamLoader:
         """Micro-batches from the trainer's current step on: input_ids, labels, document_ids, source, loss_tokens."""
-        reader = WindowReader(self.manifest, "train", self.source_names)
+        self._warn_of_repeats()  # here all stages are known, also those of a resumed run
+        reader = WindowReader(self.manifest, "train", self.order.source_names)
         rank, world_size = self._rank_and_world()
         layout = Layout(rank, world_size, self.accumulate, by_batch(self.plan, world_size, self.micro_batch_size))
         stream = TrainStream(self.order, reader, layout)
@@ -275,45 +281,26 @@ class TokenDataModule(LightningDataModule):
         return StreamLoader(stream, self._start_position, adapt, num_workers=self.num_workers, **self._options())
 
     def _adapt_accumulation(self) -> None:
-        """Between two micro-batches: accumulate as the coming step's batch needs it.
-
-        Lightning steps where (batches so far) % accumulate == 0 and validates where (batches so far) % val_check_batch
-        == 0: all counts are put on the new scale, on which they are steps x accumulate again.
-        """
+        """Between two micro-batches: accumulate as the coming step's batch needs it."""
         trainer = self._fitting()
         if trainer is None:
             return
-        old, world_size = int(trainer.accumulate_grad_batches), self._rank_and_world()[1]
-        counts = by_batch(self.plan, world_size, self.micro_batch_size)
+        counts = by_batch(self.plan, self._rank_and_world()[1], self.micro_batch_size)
         new = counts[self.plan.ramp.batch(self._position())]
-        if new == old:
-            return
-        align_progress(trainer, old, new)
-        self.accumulate = trainer.accumulate_grad_batches = new
-        if isinstance(trainer.val_check_interval, int):
-            trainer.val_check_interval = max(1, trainer.val_check_interval // old * new)
-            trainer.val_check_batch = trainer.val_check_interval
+        if new != trainer.accumulate_grad_batches:
+            change_accumulation(trainer, new)
+            self.accumulate = new
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
-        """One loader a source, in the order of source_names; batches also carry target_bytes."""
-        reader = WindowReader(self.manifest, "validation", self.source_names)
-        lengths = byte_lengths(load_tokenizer(self.dir))
-        layout = Layout(*self._rank_and_world(), 1)
-        batch_size = self.validation_batch_size or max(
-            self.micro_batch_size, VALIDATION_BATCH_TOKENS // self.sequence_length
-        )
-        loaders = []
-        for index, name in enumerate(self.source_names):
-            available = reader.count_windows(index, self.sequence_length)
-            if available < 1:
-                raise ConfigError(
-                    f"sequence_length {self.sequence_length} is longer than the validation split of source '{name}'"
-                    f" ({self.manifest.tokens('validation')[name]} tokens); shorten it or hold out more"
-                )
-            # Not by the run's seed: runs that differ in it are compared on the same windows.
-            windows = validation_windows(name, available, self.n_validation_windows, seed=0)
-            part = ValidationWindows(reader, index, windows, self.sequence_length, batch_size, layout, lengths)
-            loaders.append(DataLoader(part, **self._options()))
+        """One loader a source at the first sequence length, in the order of source_names; batches carry target_bytes.
+
+        Then one at the longest of a later stage, for each source that holds a window of it out. `validation_sets` says
+        which is which.
+        """
+        make = ValidationLoaders(self.manifest, Layout(*self._rank_and_world(), 1), self._options())
+        T, longest = self.sequence_length, max(stage.sequence_length for stage in self.plan.stages)
+        size = self.validation_batch_size or max(self.micro_batch_size, VALIDATION_BATCH_TOKENS // T)
+        self.validation_sets, loaders = make.at_lengths(T, longest, self.n_validation_windows, size)
         return loaders
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:

@@ -21,6 +21,7 @@ from lm.config import ModelConfig, RuntimeConfig
 from lm.loss import capped, token_nll
 from lm.loss_parallel import parallel_token_nll
 from lm.rope import apply_rope, rope_table
+from lm.rope_scaling import RopeScaling
 
 
 class RMSNorm(nn.Module):
@@ -107,6 +108,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.runtime = runtime
+        self.rope: tuple[float, RopeScaling | None] = config.rope_theta, config.rope_scaling  # stages may change it
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
@@ -121,8 +123,8 @@ class Llama(nn.Module):
                 Positions need not restart: RoPE sees differences only, and attention stays inside a document.
         """
         B, T = input_ids.shape
-        config = self.config
-        cos, sin = rope_table(T, config.d_head, config.rope_theta, input_ids.device, config.rope_scaling)
+        theta, scaling = self.rope
+        cos, sin = rope_table(T, self.config.d_head, theta, input_ids.device, scaling)
         packing = pack(document_ids, (B, T), input_ids.device, self.runtime.attention)
         x_BTD = self.embedding(input_ids)
         for block in self.blocks:

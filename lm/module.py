@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lm.attention import check_backend
@@ -16,10 +16,12 @@ from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
 from lm.init import WeightSource, materialize
 from lm.loss import IGNORE
+from lm.metrics import metrics_of_sets
 from lm.model import Llama
 from lm.optim.build import make_optimizer
 from lm.optim.groups import OptimConfig
 from lm.optim.schedule import lr_multiplier
+from lm.rope_stages import RopeChange, config_at
 
 # A checkpoint may be continued with other values of these (long-context stages change the RoPE base).
 _FREE_ON_RESUME = frozenset(
@@ -63,6 +65,8 @@ class LlamaModule(LightningModule):
         self.model_config = config
         self.optim_config = optim
         self.schedule = optim.schedule  # a cooldown learns from its checkpoint where it starts
+        self.rope_changes: list[RopeChange] = []  # set by a callback in its setup hook
+        self.checkpoint_step = 0  # of the checkpoint that was loaded
         self.seed = seed
         self.model: Any = None  # Llama, once configure_model has built it
         self.metrics: dict[str, float] = {}
@@ -123,6 +127,18 @@ class LlamaModule(LightningModule):
         multiplier = lr_multiplier(self.trainer.global_step, self.trainer.max_steps, self.schedule)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = group["peak_lr"] * multiplier
+        self._set_rope(self.trainer.global_step)
+
+    def config_at(self, step: int) -> ModelConfig:
+        """The model's config with the RoPE of 0-based step `step`."""
+        if not self.rope_changes:
+            return self.model_config
+        trainer: Any = self.trainer
+        return config_at(self.model_config, self.rope_changes, trainer.datamodule.plan.ramp, step)
+
+    def _set_rope(self, step: int) -> None:
+        config = self.config_at(step)
+        self.model.rope = config.rope_theta, config.rope_scaling
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         labels = batch["labels"]
@@ -151,9 +167,10 @@ class LlamaModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         trainer: Any = self.trainer
-        sources = len(trainer.datamodule.source_names)
-        # nats, labelled tokens and their bytes per source; fp64 because counts pass 2^24
-        self._validation_sums = torch.zeros(sources, 3, dtype=torch.float64, device=self.device)
+        self._set_rope(max(trainer.global_step or self.checkpoint_step, 1) - 1)  # as the last step was trained
+        sets = len(trainer.datamodule.validation_sets)
+        # nats, labelled tokens and their bytes per loader; fp64 because counts pass 2^24
+        self._validation_sums = torch.zeros(sets, 3, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         nll = self.model(batch["input_ids"], batch["document_ids"], batch["labels"])
@@ -166,8 +183,7 @@ class LlamaModule(LightningModule):
         trainer: Any = self.trainer
         sums = trainer.strategy.reduce(self._validation_sums, reduce_op="sum").tolist()
         data = trainer.datamodule
-        weights = [data.source_weights.get(name, 0.0) for name in data.source_names]
-        values = validation_metrics(data.source_names, weights, sums)
+        values = metrics_of_sets(data.validation_sets, data.source_weights, sums)
         if not self.trainer.sanity_checking:
             self.record(values)
 
@@ -182,7 +198,9 @@ class LlamaModule(LightningModule):
             logger.log_metrics(values, step=self.trainer.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["model_config"] = dataclasses.asdict(self.model_config)
+        # With the RoPE of the last step: an export needs the one that the weights were trained with.
+        config = self.config_at(max(self.trainer.global_step, 1) - 1)
+        checkpoint["model_config"] = dataclasses.asdict(config)
         last_lr = self.lr(max(self.trainer.global_step - 1, 0))
         checkpoint["schedule"] = {**dataclasses.asdict(self.schedule), "last_lr": last_lr}
 
@@ -194,8 +212,20 @@ class LlamaModule(LightningModule):
                     f"the checkpoint was trained with model.config.{name} = {value}, this run has {here[name]}; "
                     "set it to the checkpoint's value or start a new run"
                 )
+        self.checkpoint_step = int(checkpoint.get("global_step", 0))
+        self._note_other_rope(saved)
         if self.schedule.kind == "cooldown":
             self._start_cooldown(checkpoint)
+
+    def _note_other_rope(self, saved: Mapping[str, Any]) -> None:
+        """This run's config decides, but a stage that it lacks or moved should not go unnoticed."""
+        here = dataclasses.asdict(self.config_at(max(self.checkpoint_step, 1) - 1))
+        for name in ("rope_theta", "rope_scaling"):
+            if saved.get(name, here[name]) != here[name]:
+                rank_zero_warn(
+                    f"the checkpoint was trained with {name} {saved[name]}, this run has {here[name]} there; if that is"
+                    " not meant, give it the same model.config and the same long-context stages"
+                )
 
     def _start_cooldown(self, checkpoint: Mapping[str, Any]) -> None:
         """At the checkpoint's step and rate, or, where it was saved in a cooldown, as that one began."""
@@ -206,31 +236,3 @@ class LlamaModule(LightningModule):
         if saved["kind"] == "cooldown":
             step, share = saved["cooldown_from_step"], saved["cooldown_from"]
         self.schedule = dataclasses.replace(self.schedule, cooldown_from_step=step, cooldown_from=share)
-
-
-def validation_metrics(
-    sources: Sequence[str], weights: Sequence[float], sums: Sequence[Sequence[float]]
-) -> dict[str, float]:
-    """Losses in nats per token and bits per UTF-8 byte, per source and for the training mix.
-
-    Args:
-        sources: names.
-        weights: share of each source in the training mix; the overall figures weigh the sources by it.
-        sums: per source [nats, labelled tokens, UTF-8 bytes of the labelled tokens].
-
-    Returns:
-        val_loss/<source>, bpb/<source>, and val_loss, bpb.
-    """
-    values: dict[str, float] = {}
-    total_loss = total_bpb = total_weight = 0.0
-    for source, weight, (nats, tokens, n_bytes) in zip(sources, weights, sums, strict=True):
-        if tokens == 0 or n_bytes == 0:
-            continue
-        loss, bpb = nats / tokens, nats / n_bytes / math.log(2)
-        values[f"val_loss/{source}"], values[f"bpb/{source}"] = loss, bpb
-        total_loss += weight * loss
-        total_bpb += weight * bpb
-        total_weight += weight
-    if total_weight > 0:
-        values["val_loss"], values["bpb"] = total_loss / total_weight, total_bpb / total_weight
-    return values

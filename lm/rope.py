@@ -24,10 +24,12 @@ def rope_table(
     Returns:
         (cos, sin), each [length, d_head / 2] fp32 on `device`, times the attention factor of YaRN.
     """
-    frequencies = rope_frequencies(length, d_head, theta, scaling)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies[None, :]
-    factor = 1.0 if scaling is None else scaling.attention_scaling
-    return (angles.cos() * factor).float().to(device), (angles.sin() * factor).float().to(device)
+    # A table first made in validation would be an inference tensor, which training cannot keep for its backward pass.
+    with torch.inference_mode(False):
+        frequencies = rope_frequencies(length, d_head, theta, scaling)
+        angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies[None, :]
+        factor = 1.0 if scaling is None else scaling.attention_scaling
+        return (angles.cos() * factor).float().to(device), (angles.sin() * factor).float().to(device)
 
 
 def rope_frequencies(length: int, d_head: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:

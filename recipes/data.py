@@ -6,6 +6,7 @@ Examples:
   python -m recipes.data verify --dir data/demo
   python -m recipes.data table --dir data/demo
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
+  python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
 """
 
 from __future__ import annotations
@@ -130,15 +131,17 @@ def run_verify(folder: Path) -> None:
 def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
     """Print the epoch table of a data folder, and warnings above 4 epochs."""
     from lm.data.epochs import epoch_rows, format_table, repeat_warnings
-    from lm.data.order import DataOrder, DataPlan, Stage
+    from lm.data.order import DataOrder
+    from lm.data.plan import DataPlan, Stage
     from lm.data.shards import load_manifest
+    from lm.data.slices import train_tokens
 
     if tokens is not None and not 0 < tokens < float("inf"):
         raise ConfigError(f"--tokens must be positive, got {tokens:g}")
     manifest = load_manifest(folder)
     available = manifest.tokens("train")
     mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
-    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), available)
+    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), train_tokens(manifest, mix))
     rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
     print(format_table(rows))
     for line in repeat_warnings(rows):
@@ -153,7 +156,7 @@ def parse_weights(text: str) -> dict[str, float]:
     """
     weights = {}
     for part in text.split(","):
-        name, _, value = part.partition("=")
+        name, _, value = part.rpartition("=")  # the last one: a slice of a source may hold another, web[>=8192]=1
         try:
             weights[name.strip()] = float(value)
         except ValueError:

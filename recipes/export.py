@@ -149,9 +149,11 @@ def trained_length(rest: Mapping[str, Any]) -> int:
     state = rest.get(_DATA)
     if state is None:
         return 2048
-    plan = state["fingerprint"]["plan"]
-    trained_tokens = int(state["step"]) * int(plan["global_batch_tokens"])
-    return max(int(s["sequence_length"]) for s in plan["stages"] if s["from_tokens"] <= trained_tokens)
+    from lm.data.resume import plan_from
+
+    plan = plan_from(state["fingerprint"]["plan"])
+    reached = plan.stages[: plan.stage_of_step(max(int(state["step"]), 1) - 1) + 1]
+    return max(stage.sequence_length for stage in reached)
 
 
 def find_tokenizer(given: Path | None, reader: Reader, config: ModelConfig) -> tuple[bytes, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from lm.data.epochs import format_stages, format_table
+from lm.data.flops import flops_until
 from lm.errors import ConfigError
-from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, flops_per_token, n_params
+from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.loggers.mlflow import MLflowLogger
 from plugins.loggers.tracking import check_store, tracking_uri
 from recipes.version import git_commit
@@ -46,6 +49,22 @@ class RunRecord(SaveConfigCallback):
             logger.log_artifact(run_dir / "config.yaml")
         return None
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print what the run reads, and keep it: only here all stages are known, also those of a resumed run."""
+        if not trainer.is_global_zero:
+            return
+        text = reading_of(trainer)
+        print(text, file=sys.stderr)
+        path = Path(trainer.default_root_dir) / "data.txt"
+        try:
+            path.write_text(text + "\n")
+        except OSError as error:  # a full disk is no reason to stop: the run has its config
+            print(f"warning: cannot write {path}: {error.strerror}", file=sys.stderr)
+            return
+        for logger in trainer.loggers:
+            if isinstance(logger, MLflowLogger):
+                logger.log_artifact(path)
+
     def _write_config(self, run_dir: Path) -> None:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -56,20 +75,27 @@ class RunRecord(SaveConfigCallback):
             raise ConfigError(f"cannot write the folder {run_dir}: {error.strerror}; set another runs_dir") from None
 
 
+def reading_of(trainer: Any) -> str:
+    """Stages and epoch table of a run, as text."""
+    data = trainer.datamodule
+    total = data.plan.ramp.tokens(trainer.max_steps)
+    return f"{format_stages(data.plan, total)}\n\n{format_table(data.epoch_table(total))}"
+
+
 def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
     """Parameters of the run under the names that sweeps and fits read."""
     data, config, optim = trainer.datamodule, module.model_config, module.optim_config
     counts = count_parameters(config)
     tokens = data.plan.ramp.tokens(trainer.max_steps)
-    per_token = flops_per_token(config, data.sequence_length)
+    flops = flops_until(config, data.plan, trainer.max_steps)
     return {
         "n_params": n_params(config),
         "n_convention": "matmul",
         "n_params_total": counts.total,
         "n_params_non_embedding": counts.non_embedding,
         "d_tokens": tokens,
-        "c_flops": per_token * tokens,
-        "flops_per_token": per_token,
+        "c_flops": flops,
+        "flops_per_token": flops // tokens if flops % tokens == 0 else flops / tokens,  # the run's mean
         "flops_convention": DEFAULT_FLOP_CONVENTION,
         "d_model": config.d_model,
         "n_layers": config.n_layers,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.data.order import DataOrder
+from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
+from lm.data.slices import SlicedStream, base_of, stream_of
 
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs are nearly as good as fresh data.
 MAX_EPOCHS = 4.0
@@ -14,7 +16,7 @@ MAX_EPOCHS = 4.0
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One source of the epoch table; tokens of the train split, end-of-text included."""
+    """One source, or slice of one, of the epoch table; tokens of the train split, end-of-text included."""
 
     source: str
     documents: int
@@ -26,20 +28,28 @@ class EpochRow:
 
 
 def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[EpochRow]:
-    """Epochs = tokens drawn / unique tokens, for a run of `total_tokens`. The weight is that of the whole run."""
+    """Epochs = tokens drawn / unique tokens, for a run of `total_tokens`. The weight is that of the whole run.
+
+    A slice of a source has a row of its own; its bytes per token are the source's.
+    """
     drawn = order.tokens_drawn(total_tokens)
     shares = order.tokens_drawn(max(total_tokens, 1))
     whole = sum(shares.values())
     rows = []
-    for name in manifest.source_names:
-        split = manifest.split(name, "train")
+    for name in order.source_names:
+        split = manifest.split(base_of(name, manifest.source_names), "train")
         tokens, documents = int(split["tokens"]), int(split["documents"])
+        bytes_per_token = split["utf8_bytes"] / max(tokens - documents, 1)
+        if name not in manifest.source_names:
+            part = stream_of(manifest, name, "train")
+            assert isinstance(part, SlicedStream)
+            tokens, documents = part.n_tokens, part.n_documents
         rows.append(
             EpochRow(
                 source=name,
                 documents=documents,
                 unique_tokens=tokens,
-                bytes_per_token=split["utf8_bytes"] / max(tokens - documents, 1),
+                bytes_per_token=bytes_per_token,
                 weight=shares[name] / whole,
                 tokens_drawn=drawn[name],
                 epochs=drawn[name] / max(tokens, 1),
@@ -73,10 +83,37 @@ def format_table(rows: Sequence[EpochRow]) -> str:
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in (header, *body)) for i in range(len(header))]
+    return _aligned([header, *body])
+
+
+def format_stages(plan: DataPlan, total_tokens: int) -> str:
+    """The stages of a run of `total_tokens` as aligned text: where each begins, its length, and its mix in percent."""
+    rows = [("stage", "step", "tokens", "sequence length", "windows a step", "mix")]
+    for index, stage in enumerate(plan.stages):
+        step = plan.first_step(index)
+        begins = plan.ramp.tokens(step)
+        whole = sum(stage.weights.values())
+        mix = ", ".join(f"{name} {100 * weight / whole:.4g}%" for name, weight in stage.weights.items() if weight > 0)
+        rows.append(
+            (
+                str(index),
+                f"{step:,}",
+                f"{begins:,}" if begins < total_tokens else "not reached",
+                f"{stage.sequence_length:,}",
+                f"{plan.samples_per_step(step):,}",
+                mix,
+            )
+        )
+    return _aligned(rows, text_columns=(0, 5))
+
+
+def _aligned(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
+    widths = [max(len(line[i]) for line in rows) for i in range(len(rows[0]))]
     lines = []
-    for line in (header, *body):
-        numbers = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        cells = [line[0].ljust(widths[0]), *numbers]
+    for line in rows:
+        cells = [
+            cell.ljust(width) if i in text_columns else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

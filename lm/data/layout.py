@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lm.data.order import DataPlan
+from lm.data.plan import DataPlan
 from lm.errors import ConfigError
 
 

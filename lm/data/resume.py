@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lm.data.order import DataPlan
+from lm.data.plan import DataPlan, Stage
 from lm.errors import ConfigError
 
 
@@ -24,16 +24,16 @@ def plan_fingerprint(plan: DataPlan) -> dict[str, Any]:
 
 
 def check_fingerprint(
-    saved: Mapping[str, Any], current: Mapping[str, Any], parts: Iterable[str], trained_tokens: int, folder: str
+    saved: Mapping[str, Any], current: Mapping[str, Any], parts: Iterable[str], step: int, folder: str
 ) -> None:
-    """Compare the parts of two fingerprints. Stages that start later than `trained_tokens` may differ.
+    """Compare the parts of two fingerprints. Of the plans, what begins after the first `step` steps may differ.
 
     Raises:
         ValueError: one line that says which part differs and how.
     """
     for part in parts:
         if part == "plan":
-            difference = _plan_difference(saved["plan"], current["plan"], trained_tokens)
+            difference = _plan_difference(saved["plan"], current["plan"], step)
             if difference:
                 raise ConfigError(
                     f"the data plan differs from the checkpoint's: {difference}; restore it or start a new run"
@@ -45,16 +45,22 @@ def check_fingerprint(
             )
 
 
-def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], trained_tokens: int) -> str | None:
+def plan_from(fingerprint: Mapping[str, Any]) -> DataPlan:
+    """The plan that a fingerprint was made of."""
+    stages = tuple(Stage(s["from_tokens"], s["sequence_length"], s["weights"]) for s in fingerprint["stages"])
+    ramp = tuple((int(tokens), int(batch)) for tokens, batch in fingerprint.get("batch_ramp", ()))
+    return DataPlan(fingerprint["seed"], fingerprint["global_batch_tokens"], stages, ramp)
+
+
+def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], step: int) -> str | None:
     ramps = ["batch_ramp" in plan for plan in (saved, current)]
     for key in ("seed",) if any(ramps) else ("seed", "global_batch_tokens"):
         if saved[key] != current[key]:
             return f"{key} is {current[key]}, was {saved[key]}"
-    old_ramp, new_ramp = (_batches_until(plan, trained_tokens) for plan in (saved, current))
+    old_ramp, new_ramp = (_batches_until(plan_from(plan), step) for plan in (saved, current))
     if old_ramp != new_ramp:
         return f"batch_ramp up to here is {new_ramp}, was {old_ramp}"
-    # The first stage counts even when nothing was trained yet.
-    old, new = ([s for s in p["stages"] if s["from_tokens"] < max(trained_tokens, 1)] for p in (saved, current))
+    old, new = (_stages_until(plan, step) for plan in (saved, current))
     for index in range(max(len(old), len(new))):
         if index >= min(len(old), len(new)):
             return f"it has {len(new)} stages up to here, was {len(old)}"
@@ -64,9 +70,13 @@ def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], train
     return None
 
 
-def _batches_until(plan: Mapping[str, Any], tokens: int) -> list[list[int]]:
-    ramp = plan.get("batch_ramp", [[0, plan["global_batch_tokens"]]])
-    return [list(point) for point in ramp if point[0] < max(tokens, 1)]
+def _stages_until(fingerprint: Mapping[str, Any], step: int) -> list[Mapping[str, Any]]:
+    """Stages that a step before this one lies in; the first one always."""
+    return fingerprint["stages"][: plan_from(fingerprint).stage_of_step(max(step - 1, 0)) + 1]
+
+
+def _batches_until(plan: DataPlan, step: int) -> list[list[int]]:
+    return [list(point) for point in plan.ramp.points[: plan.ramp.piece(max(step - 1, 0)) + 1]]
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -87,3 +97,17 @@ def align_progress(trainer: Any, saved_accumulate: int, accumulate: int) -> None
         shift = tracker.ready // saved_accumulate * accumulate - tracker.ready
         for name in ("ready", "started", "processed", "completed"):
             setattr(tracker, name, getattr(tracker, name) + shift)
+
+
+def change_accumulation(trainer: Any, accumulate: int) -> None:
+    """Between two steps: go on with another number of micro-batches a step.
+
+    Lightning steps where (batches so far) % accumulate == 0 and validates where (batches so far) % val_check_batch
+    == 0: all counts are put on the new scale, on which they are steps x accumulate again.
+    """
+    old = int(trainer.accumulate_grad_batches)
+    align_progress(trainer, old, accumulate)
+    trainer.accumulate_grad_batches = accumulate
+    if isinstance(trainer.val_check_interval, int):
+        trainer.val_check_interval = max(1, trainer.val_check_interval // old * accumulate)
+        trainer.val_check_batch = trainer.val_check_interval

@@ -8,7 +8,7 @@ DIR/<source>/<split>/shard-00000.ends   int64, position in the shard of each doc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,10 @@ class TokenStream:
             out[done : done + len(part)] = part
             done += len(part)
             shard += 1
+
+    def shard_ends(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """(tokens before a shard, positions in it of its documents' end-of-text ids), shard after shard."""
+        return zip(self._starts[:-1].tolist(), self._ends, strict=True)
 
     def ends_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Documents whose end-of-text id lies before each position; int64, same shape."""

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from lm.data.files import DataError
-from lm.data.shards import Manifest, TokenStream
+from lm.data.shards import Manifest
+from lm.data.slices import base_of, stream_of
 
 NO_LABEL = -100
 
@@ -27,13 +28,15 @@ class WindowReader:
     Args:
         manifest: of the data folder.
         split: train or validation.
-        sources: names in the order that source indices refer to.
+        sources: names in the order that source indices refer to; slices (lm.data.slices) after their sources.
     """
 
     def __init__(self, manifest: Manifest, split: str, sources: Sequence[str]) -> None:
         self.eot_id = manifest.eot_id
         self._folder, self._vocab_size = manifest.folder, manifest.vocab_size
-        self._streams = [TokenStream(manifest, source, split) for source in sources]
+        self._streams = [stream_of(manifest, name, split) for name in sources]
+        bases = [base_of(name, manifest.source_names) for name in sources]
+        self._base = np.array([sources.index(base) for base in bases], dtype=np.int64)
 
     def count_windows(self, source: int, sequence_length: int) -> int:
         """Whole windows of a source: (n_tokens - 1) // T."""
@@ -52,7 +55,10 @@ class WindowReader:
         return counts
 
     def batch(self, source: NDArray[np.int64], window: NDArray[np.int64], sequence_length: int) -> Batch:
-        """Windows as tensors: input_ids, labels int64 [B, T]; document_ids int32 [B, T]; source int64 [B]."""
+        """Windows as tensors: input_ids, labels int64 [B, T]; document_ids int32 [B, T]; source int64 [B].
+
+        `source` of a slice's window is the index of the source that the slice is part of.
+        """
         tokens = np.empty((len(source), sequence_length + 1), dtype=np.int64)
         for row, index, number in zip(tokens, source.tolist(), window.tolist(), strict=True):
             self._streams[index].read_into(number * sequence_length, row)
@@ -71,5 +77,5 @@ class WindowReader:
             "input_ids": torch.from_numpy(inputs),
             "labels": torch.from_numpy(labels),
             "document_ids": torch.from_numpy(document_ids),
-            "source": torch.from_numpy(source.astype(np.int64)),
+            "source": torch.from_numpy(self._base[source]),
         }

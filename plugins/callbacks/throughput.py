@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback
 
-from lm.plan import flops_per_token
+from lm.data.flops import flops_until
 
 
 class Throughput(Callback):
@@ -34,11 +34,10 @@ class Throughput(Callback):
             return
         self._pause()
         data = trainer.datamodule
-        tokens = data.plan.ramp.tokens(step)
         pl_module.record(
             {
-                "tokens": tokens,
-                "flops": tokens * flops_per_token(pl_module.model_config, data.sequence_length),
+                "tokens": data.plan.ramp.tokens(step),
+                "flops": flops_until(pl_module.model_config, data.plan, step),
                 "tokens_per_s": self._tokens * trainer.strategy.data_parallel[1] / max(self._seconds, 1e-9),
             }
         )

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from lm.data.order import DataPlan, Stage
+from lm.data.plan import DataPlan, Stage
 from lm.data.ramp import BatchRamp
-from tests.lm.test_datamodule import G, SaveAt, T, attach, fit, folder, make  # noqa: F401
+from tests.lm.datamodule_helpers import G, SaveAt, T, attach, fit, make
 
 RAMP = [[0, 2 * T], [12 * T, 4 * T], [20 * T, G]]  # 6 steps of 2 windows, 2 of 4, then of 8
 
@@ -48,7 +48,7 @@ def test_without_a_ramp_all_is_a_multiple_of_the_batch() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_ramp_cuts_the_same_stream_otherwise(folder, world_size, num_workers) -> None:  # noqa: F811
+def test_the_ramp_cuts_the_same_stream_otherwise(folder, world_size, num_workers) -> None:
     """The k-th window is the same as under a constant batch; loss_tokens counts the step's labels."""
     constant = attach(make(folder)).train_dataloader()
     wanted = torch.cat([batch["input_ids"] for batch in itertools.islice(constant, 6)])
@@ -66,7 +66,7 @@ def test_the_ramp_cuts_the_same_stream_otherwise(folder, world_size, num_workers
     assert torch.equal(torch.cat(got), wanted[: sum(batches(10))])
 
 
-def test_a_real_run_accumulates_more_as_the_batch_grows(folder) -> None:  # noqa: F811
+def test_a_real_run_accumulates_more_as_the_batch_grows(folder) -> None:
     constant = attach(make(folder)).train_dataloader()
     wanted = torch.cat([batch["input_ids"] for batch in itertools.islice(constant, 8)])
     module, data, trainer = fit(folder, 12, batch_ramp=RAMP)
@@ -78,7 +78,7 @@ def test_a_real_run_accumulates_more_as_the_batch_grows(folder) -> None:  # noqa
 
 
 @pytest.mark.parametrize(("cut", "micro"), [(4, 1), (6, 2), (7, 1), (10, 2)])
-def test_resume_inside_the_ramp(folder, tmp_path, cut, micro) -> None:  # noqa: F811
+def test_resume_inside_the_ramp(folder, tmp_path, cut, micro) -> None:
     whole = fit(folder, 12, batch_ramp=RAMP)[0].by_step()
     _, _, trainer = fit(folder, cut, batch_ramp=RAMP)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
@@ -90,7 +90,7 @@ def test_resume_inside_the_ramp(folder, tmp_path, cut, micro) -> None:  # noqa: 
         assert torch.equal(ids, whole[step]), step
 
 
-def test_a_checkpoint_from_inside_a_step_of_the_ramp(folder, tmp_path) -> None:  # noqa: F811
+def test_a_checkpoint_from_inside_a_step_of_the_ramp(folder, tmp_path) -> None:
     """After 9 micro-batches: 6 steps of 1, one of 2, and the first half of the next, which starts over."""
     whole = fit(folder, 10, batch_ramp=RAMP)[0].by_step()
 
@@ -105,7 +105,7 @@ def test_a_checkpoint_from_inside_a_step_of_the_ramp(folder, tmp_path) -> None: 
     assert all(torch.equal(ids, whole[step]) for step, ids in resumed.items())
 
 
-def test_mistakes_are_one_line(folder) -> None:  # noqa: F811
+def test_mistakes_are_one_line(folder) -> None:
     def error(**changes) -> str:
         with pytest.raises(ValueError) as caught:
             attach(make(folder, **changes))

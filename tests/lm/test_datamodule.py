@@ -3,61 +3,17 @@
 import itertools
 import pickle
 import random
-import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch import Trainer
 
-from lm.data.order import Stage
-from lm.data.synthetic import random_documents, write_folder
+from lm.data.plan import Stage
+from lm.data.synthetic import write_folder
 from lm.data.windows import NO_LABEL
 from lm.datamodule import TokenDataModule
-
-VOCAB, T, SAMPLES = 300, 16, 8
-G = T * SAMPLES
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "synthetic"
-    sources = {
-        name: {
-            "train": random_documents(n, VOCAB, 25, seed),
-            "validation": random_documents(2000 + 300 * seed, VOCAB, 25, seed + 10),
-        }
-        for seed, (name, n) in enumerate((("prose", 30_000), ("code", 20_000), ("reference", 10_000)))
-    }
-    write_folder(path, sources, VOCAB, shard_tokens=4000)
-    return str(path)
-
-
-def make(folder, **changes) -> TokenDataModule:
-    settings = {"sequence_length": T, "global_batch_tokens": G, "seed": 5, **changes}
-    return TokenDataModule(folder, **settings)
-
-
-def attach(
-    data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int = 0, tensor_parallel: int = 1
-) -> TokenDataModule:
-    data.trainer = SimpleNamespace(
-        global_rank=rank,
-        world_size=world_size,
-        global_step=step,
-        max_steps=-1,
-        accumulate_grad_batches=1,
-        lightning_module=None,
-        state=SimpleNamespace(fn=TrainerFn.FITTING),
-        fit_loop=SimpleNamespace(restarting=False),
-        strategy=SimpleNamespace(
-            root_device=torch.device("cpu"), data_parallel=(rank // tensor_parallel, world_size // tensor_parallel)
-        ),
-    )
-    data.setup("fit")
-    return data
+from tests.lm.datamodule_helpers import SAMPLES, VOCAB, G, T, Tiny, attach, make
 
 
 def global_batch(folder, step: int, world_size: int, **changes) -> torch.Tensor:
@@ -216,204 +172,6 @@ def test_skipped_samples_never_come(folder) -> None:
     assert torch.equal(next(iter(resumed.train_dataloader()))["input_ids"], plain[6])
 
 
-# -- checkpoints in a real trainer ------------------------------------------------------------------------------
-
-
-class Tiny(LightningModule):
-    """Records the ids of every micro-batch and steps an optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model_config = SimpleNamespace(vocab_size=VOCAB)
-        self.table = torch.nn.Embedding(VOCAB, 2)
-        self.seen: list[tuple[int, torch.Tensor]] = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append((self.global_step, batch["input_ids"].clone()))
-        return self.table(batch["input_ids"]).square().sum() / batch["loss_tokens"]
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        return None
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def by_step(self) -> dict[int, torch.Tensor]:
-        steps = sorted({step for step, _ in self.seen})
-        return {step: torch.cat([ids for s, ids in self.seen if s == step]) for step in steps}
-
-
-class SaveAt(Callback):
-    def __init__(self, path, batches_done: int) -> None:
-        self.path, self.batches_done = path, batches_done
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx + 1 == self.batches_done:
-            trainer.save_checkpoint(self.path)
-
-
-def fit(folder, max_steps, ckpt_path=None, callbacks=(), **changes):
-    module, data = Tiny(), make(folder, **changes)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=max_steps,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=2,
-        num_sanity_val_steps=0,
-        val_check_interval=3,
-        check_val_every_n_epoch=None,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
-    return module, data, trainer
-
-
-def test_resume_twice_on_other_layouts_repeats_and_loses_nothing(folder, tmp_path) -> None:
-    whole = fit(folder, 12)[0].by_step()
-    assert sorted(whole) == list(range(12))
-
-    # 5 steps of 4 micro-batches, then 8 of 1 (workers), then 2: at each resume the accumulation phase would be off.
-    first, _, trainer = fit(folder, 5, micro_batch_size=2)
-    trainer.save_checkpoint(tmp_path / "1.ckpt")
-    second, _, trainer = fit(folder, 9, tmp_path / "1.ckpt", micro_batch_size=8, num_workers=2)
-    trainer.save_checkpoint(tmp_path / "2.ckpt")
-    third, data, trainer = fit(folder, 12, tmp_path / "2.ckpt", micro_batch_size=4)
-    assert data.accumulate == 2 and trainer.accumulate_grad_batches == 2 and trainer.global_step == 12
-
-    parts = [module.by_step() for module in (first, second, third)]
-    assert [sorted(part) for part in parts] == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
-    for part in parts:
-        for step, ids in part.items():
-            assert torch.equal(ids, whole[step]), step
-
-
-@pytest.mark.parametrize("batches_done", [8, 9, 10, 11])
-def test_a_checkpoint_from_inside_a_run_or_a_step(folder, tmp_path, batches_done) -> None:
-    """A save after any micro-batch: the step it was in starts over, the later ones are whole."""
-    whole = fit(folder, 6)[0].by_step()
-    fit(folder, 6, callbacks=[SaveAt(tmp_path / "a.ckpt", batches_done)], micro_batch_size=2)
-    module, _, trainer = fit(folder, 6, tmp_path / "a.ckpt", micro_batch_size=4)
-    assert trainer.global_step == 6
-    resumed = module.by_step()
-    assert sorted(resumed) == list(range(batches_done // 4, 6))
-    for step, ids in resumed.items():
-        assert torch.equal(ids, whole[step]), step
-
-
-def test_a_second_epoch_goes_on_where_the_first_stopped(folder) -> None:
-    """With limited epochs Lightning makes a new iterator each time, which must not start over."""
-    whole = fit(folder, 6)[0].by_step()
-    module, data = Tiny(), make(folder)
-    trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=3, limit_train_batches=2, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
-    trainer.fit(module, datamodule=data)
-    assert all(torch.equal(ids, whole[step]) for step, ids in module.by_step().items())
-    assert sorted(module.by_step()) == list(range(6))
-
-
-def test_fingerprint_mismatch_names_the_part(folder, tmp_path) -> None:
-    state = attach(make(folder), step=10).state_dict()
-    attach(make(folder)).load_state_dict(state)
-
-    def error(**changes) -> str:
-        with pytest.raises(ValueError) as caught:
-            attach(make(folder, **changes)).load_state_dict(state)
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    assert "plan differs from the checkpoint's: seed is 6, was 5" in error(seed=6)
-    assert "global_batch_tokens is 256, was 128" in error(global_batch_tokens=256)
-    assert "stage 0's sequence_length is 32, was 16" in error(sequence_length=32)
-    assert "stage 0's weights is {'prose': 1.0}" in error(weights={"prose": 1})
-    assert "it has 2 stages up to here, was 1" in error(stages=[Stage(2 * G, T, {"prose": 1})])
-    # A stage that is still to come may be added.
-    attach(make(folder, stages=[Stage(50 * G, T, {"prose": 1})])).load_state_dict(state)
-    for part in ("shards", "tokenizer"):
-        other = {**state, "fingerprint": {**state["fingerprint"], part: "0" * 64}}
-        with pytest.raises(ValueError, match=f"the {part} in .* from the checkpoint's"):
-            attach(make(folder)).load_state_dict(other)
-
-
-def test_evaluation_on_other_data_needs_the_same_tokenizer_only(folder) -> None:
-    state = attach(make(folder), step=10).state_dict()
-    data = attach(make(folder, seed=9))
-    data.trainer.state.fn = TrainerFn.VALIDATING
-    data.load_state_dict({**state, "fingerprint": {**state["fingerprint"], "shards": "x"}})
-    with pytest.raises(ValueError, match="tokenizer"):
-        data.load_state_dict({**state, "fingerprint": {**state["fingerprint"], "tokenizer": "x"}})
-
-
-# -- validation -------------------------------------------------------------------------------------------------
-
-
-def validation(folder, world_size: int, **changes):
-    """Per source: rows (ids, labels, target_bytes) of all ranks that have a label, and batches of each rank."""
-    rows, n_batches = [[], [], []], [set(), set(), set()]
-    for rank in range(world_size):
-        data = attach(make(folder, **changes), rank, world_size)
-        for index, loader in enumerate(data.val_dataloader()):
-            batches = list(loader)
-            n_batches[index].add((len(batches), len(loader), batches[0]["input_ids"].shape[0]))
-            for batch in batches:
-                assert len({batch[key].shape[0] for key in ("input_ids", "labels", "target_bytes", "source")}) == 1
-                for i in range(len(batch["labels"])):
-                    if (batch["labels"][i] != NO_LABEL).any():
-                        row = [batch[key][i].tolist() for key in ("input_ids", "labels", "target_bytes")]
-                        rows[index].append(row)
-                    else:
-                        assert batch["target_bytes"][i] == 0
-    return [sorted(part) for part in rows], n_batches
-
-
-def test_validation_counts_every_window_once_on_any_number_of_ranks(folder) -> None:
-    expected, _ = validation(folder, 1, validation_windows=50)
-    assert [len(rows) for rows in expected] == [50, 50, 50]
-    for world_size in (2, 3, 4):
-        rows, n_batches = validation(folder, world_size, validation_windows=50, global_batch_tokens=12 * G)
-        assert rows == expected
-        assert all(len(kinds) == 1 for kinds in n_batches)  # every rank runs the same number of equal batches
-    again, _ = validation(folder, 2, validation_windows=50, validation_batch_size=7)
-    assert again == expected
-
-
-def test_validation_windows_spread_over_the_whole_split(folder) -> None:
-    data = attach(make(folder, validation_windows=40))
-    for loader in data.val_dataloader():
-        windows = loader.dataset.windows
-        assert len(np.unique(windows)) == 40 and windows[0] < 20 and windows[-1] > 105
-    everything = attach(make(folder, validation_windows=10**6))
-    assert [len(loader.dataset.windows) for loader in everything.val_dataloader()] == [124, 143, 162]
-
-
-def test_target_bytes_are_those_of_the_labels(folder) -> None:
-    """In the synthetic tokenizer ids 1 to 256 are one byte, end-of-text none."""
-    data = attach(make(folder))
-    for loader in data.val_dataloader():
-        for batch in loader:
-            labels = batch["labels"]
-            names = np.array([len(f"unused{i}") if i > 256 else int(i > 0) for i in range(VOCAB)])
-            expected = [names[row[row != NO_LABEL].numpy()].sum() for row in labels]
-            assert batch["target_bytes"].tolist() == expected
-            assert batch["target_bytes"].dtype == torch.int64
-
-
-def test_resume_at_step_one_million_takes_under_a_second(folder) -> None:
-    import time
-
-    data = attach(make(folder), step=1_000_000)
-    start = time.perf_counter()
-    next(iter(data.train_dataloader()))
-    assert time.perf_counter() - start < 1
-
-
 # -- errors -----------------------------------------------------------------------------------------------------
 
 
@@ -457,7 +215,7 @@ def test_epoch_table_and_warning(folder) -> None:
     assert (row.unique_tokens, row.weight, row.tokens_drawn, row.epochs) == (10_000, 1.0, 50_000, 5.0)
     data.trainer.max_steps = 400
     with pytest.warns(UserWarning, match=r"source 'reference' is repeated 5\.1 times"):
-        data.setup("fit")
+        data.train_dataloader()
 
 
 def test_ranks_of_a_tensor_group_read_the_same_samples(folder) -> None:
