@@ -122,11 +122,7 @@ def whole_runs(layout: Layout, folder: Path) -> dict[str, Any]:
 
 def spread_runs(layout: Layout, folder: Path, source: str, variants: bool) -> dict[str, Any]:
     """The run, its end from the checkpoint of another layout, and the shapes of activations."""
-    runs = (
-        whole_runs(layout, folder)
-        if variants
-        else {"whole": recipe_run(layout, folder / "data", save=folder / layout.name)}
-    )
+    run = whole_runs if variants else whole_run
     shapes = Shapes()
     return {
         **run(layout, folder),
