@@ -57,7 +57,7 @@ class Recorded(LlamaModule):
 
 
 class Shapes(Callback):
-    """[B, T, ...] of what goes into a block, of its queries, of its MLP's hidden states and of what comes out."""
+    """[B, T] in training, of what goes into a block, its queries, its MLP's hidden states; and of what comes out."""
 
     def on_fit_start(self, trainer, module):
         self.seen: dict[str, tuple[int, ...]] = {}
@@ -71,7 +71,8 @@ class Shapes(Callback):
             part.register_forward_hook(lambda _, inputs, output, name=name: self.note(name, inputs[0], output))
 
     def note(self, name: str, before: Tensor, after: Tensor) -> None:
-        self.seen[name] = (*before.shape[:2], *after.shape[:2])
+        if torch.is_grad_enabled():
+            self.seen[name] = (*before.shape[:2], *after.shape[:2])
 
 
 def recipe_run(

@@ -84,9 +84,9 @@ def test_a_run_equals_one_process(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_continues_from_another_layout(runs: Runs, name: str) -> None:
     reference = runs.reference()["whole"]
-    at_save = next(i for i, row in enumerate(reference) if row.get("tokens") == SAVED_STEP * T * jobs.WINDOWS)
     for rank in runs.ranks(name):
-        assert_same(rank["resumed"], reference[at_save + 1 :])
+        assert sum("loss" in row for row in rank["resumed"]) == STEPS - SAVED_STEP
+        assert_same(rank["resumed"], reference[-len(rank["resumed"]) :])
 
 
 def test_one_process_continues_a_spread_run(runs: Runs) -> None:
@@ -114,8 +114,8 @@ def test_bf16_follows(runs: Runs) -> None:
 def test_activations_outside_attention_are_a_part_of_the_window(runs: Runs, name: str) -> None:
     for rank in runs.ranks(name):
         assert set(rank["shapes"]) == {"block", "wq", "mlp", "wo"}
-        for B, before, B_after, after in rank["shapes"].values():
-            assert (B, before, B_after, after) == (1, T // 2, 1, T // 2)
+        for shapes in rank["shapes"].values():
+            assert shapes == (1, T // 2, 1, T // 2)
 
 
 @pytest.mark.parametrize("n", [2, 4])
