@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,12 @@ def recipe_run(
     saving = () if save is None else (SaveAt(SAVED_STEP, save),)
     trainer = build_trainer(layout, steps, accumulate=1, callbacks=[Throughput(), *saving, *callbacks], **options)
     stream = TokenDataModule(
-        str(data), length, length * windows, micro_batch_size=1, validation_windows=5, validation_batch_size=2
+        str(data),
+        length,
+        length * windows,
+        micro_batch_size=min(2, windows),
+        validation_windows=5,
+        validation_batch_size=2,
     )
     module = Recorded(config, z_loss=1e-3, runtime=runtime)
     trainer.fit(module, datamodule=stream, ckpt_path=resume)
@@ -121,13 +127,15 @@ def whole_runs(layout: Layout, folder: Path) -> dict[str, Any]:
     }
 
 
-def spread_runs(layout: Layout, folder: Path, source: str, variants: bool) -> dict[str, Any]:
-    """The run, its end from the checkpoint of another layout, and the shapes of activations."""
-    run = whole_runs if variants else whole_run
+def spread_runs(
+    layout: Layout, folder: Path, source: str, from_start: Callable[[Layout, Path], dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Runs from the start, one from the checkpoint of another layout, and the shapes of activations in it."""
     shapes = Shapes()
+    resumed = recipe_run(layout, folder / "data", resume=folder / source, callbacks=(shapes,))
     return {
-        **run(layout, folder),
-        "resumed": recipe_run(layout, folder / "data", resume=folder / source, callbacks=(shapes,)),
+        **(from_start(layout, folder) if from_start is not None else {}),
+        "resumed": resumed,
         "shapes": shapes.seen,
     }
 
