@@ -24,10 +24,12 @@ from lm.loss import IGNORE
 from lm.model import Llama
 from lm.module import LlamaModule
 from lm.optim.groups import OptimConfig
+from plugins.callbacks.qk_clip import QKClip
 from plugins.callbacks.throughput import Throughput
 from tests.distributed.scenario import Layout, SaveAt, build_trainer
 
 STEPS, SAVED_STEP, T, WINDOWS = 20, 10, 32, 4
+MAX_SCORE = 1.0
 CONFIG = ModelConfig(vocab_size=300, d_model=25, n_layers=2, n_heads=4, n_kv_heads=2, d_head=4, d_ff=38, init_std=0.15)
 ONE_KV_HEAD = dataclasses.replace(CONFIG, n_kv_heads=1)
 STABILISED = dataclasses.replace(ONE_KV_HEAD, qk_norm=True, attention_softcap=5.0, final_softcap=8.0)
@@ -49,7 +51,7 @@ class Recorded(LlamaModule):
     """Keeps what it reports, but for speeds."""
 
     def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, optim=OptimConfig(lr=3e-3, eps=1e-6), **options)
+        super().__init__(*arguments, optim=OptimConfig(lr=1e-2, eps=1e-6), **options)
         self.rows: list[dict[str, float]] = []
 
     def record(self, values):
@@ -90,10 +92,16 @@ def recipe_run(
     callbacks: tuple[Callback, ...] = (),
     **options: Any,
 ) -> list[dict[str, float]]:
-    """The recipe's own module, data, z-loss and throughput, with clipping, accumulation and validations."""
+    """The recipe's own module, data, z-loss and throughput, with clipping, accumulation and a validation at the end.
+
+    QK-clip too, which has to find each head's largest score wherever it was computed; not with QK-norm.
+    """
     options = {"log_every_n_steps": 1, "use_distributed_sampler": False, "num_sanity_val_steps": 0, **options}
+    clip = () if config.qk_norm else (QKClip(MAX_SCORE),)
     saving = () if save is None else (SaveAt(SAVED_STEP, save),)
-    trainer = build_trainer(layout, steps, accumulate=1, callbacks=[Throughput(), *saving, *callbacks], **options)
+    trainer = build_trainer(
+        layout, steps, accumulate=1, callbacks=[Throughput(), *clip, *saving, *callbacks], **options
+    )
     stream = TokenDataModule(
         str(data),
         length,
