@@ -122,8 +122,10 @@ class Llama(nn.Module):
 
     def set_context(self, context: ContextGroup) -> None:
         """Work on this process's positions of each window only; forward still takes and returns whole windows."""
-        for module in (self, *(block.get_submodule("attention") for block in self.blocks)):
-            module.context = context
+        self.context = context
+        for module in self.modules():
+            if isinstance(module, GQA):
+                module.context = context
 
     def hidden(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Final normed states, [B, T, D]; [B, T/n, D], of this process's positions, under context parallelism.

@@ -36,11 +36,11 @@ STABILISED = dataclasses.replace(ONE_KV_HEAD, qk_norm=True, attention_softcap=5.
 TIED = dataclasses.replace(CONFIG, tie_embeddings=True)
 
 
-def write_data(folder: Path, n_tokens: int = 4000) -> Path:
-    """Two sources of documents of about 12 tokens: a window holds several."""
+def write_data(folder: Path, n_tokens: int = 4000, mean_length: int = 12) -> Path:
+    """Two sources of documents of about `mean_length` tokens: a window holds several."""
     seeds = {"one": {"train": 0, "validation": 1}, "two": {"train": 2, "validation": 3}}
     sources = {
-        name: {split: random_documents(n_tokens, 300, 12, seed) for split, seed in by_split.items()}
+        name: {split: random_documents(n_tokens, 300, mean_length, seed) for split, seed in by_split.items()}
         for name, by_split in seeds.items()
     }
     write_folder(folder, sources, 300)
@@ -94,10 +94,11 @@ def recipe_run(
 ) -> list[dict[str, float]]:
     """The recipe's own module, data, z-loss and throughput, with clipping, accumulation and a validation at the end.
 
-    QK-clip too, which has to find each head's largest score wherever it was computed; not with QK-norm.
+    QK-clip too, which has to find each head's largest score wherever it was computed; not with QK-norm or where windows
+    are long.
     """
     options = {"log_every_n_steps": 1, "use_distributed_sampler": False, "num_sanity_val_steps": 0, **options}
-    clip = () if config.qk_norm else (QKClip(MAX_SCORE),)
+    clip = () if config.qk_norm or length > T else (QKClip(MAX_SCORE),)
     saving = () if save is None else (SaveAt(SAVED_STEP, save),)
     trainer = build_trainer(
         layout, steps, accumulate=1, callbacks=[Throughput(), *clip, *saving, *callbacks], **options

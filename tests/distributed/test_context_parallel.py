@@ -144,7 +144,7 @@ def test_logits_losses_and_gradients_equal_the_whole_model() -> None:
 
 @pytest.mark.slow
 def test_a_long_window(tmp_path: Path) -> None:
-    data = jobs.write_data(tmp_path / "data", 30_000)
+    data = jobs.write_data(tmp_path / "data", 30_000, mean_length=3000)
     (reference,) = harness.run(jobs.long_window, 1, SINGLE, data)
     for rows in harness.run(jobs.long_window, 2, LAYOUTS["cp2"], data):
         assert_same(rows, reference)
