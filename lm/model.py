@@ -185,7 +185,7 @@ class Llama(nn.Module):
         nll: Any = parallel_token_nll if isinstance(weight_VD, DTensor) else token_nll
         losses = nll(self._scaled(x_BTD), weight_VD, labels, softcap=self.config.final_softcap)
         if context is not None:
-            losses = context.whole(torch.stack(losses, dim=-1)).unbind(-1)
+            losses = tuple(context.whole(x) for x in losses)  # not stacked: fully_shard warns of views as outputs
         return losses if with_logsumexp else losses[0]
 
     def _logits_of_any_length(self, context: ContextGroup, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
