@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
@@ -159,6 +160,15 @@ def refusal(layout: Layout, data: Path, length: int) -> str:
     except ConfigError as error:
         return str(error)
     return "no error"
+
+
+def assert_same(rows: list[dict[str, float]], wanted: list[dict[str, float]], tolerance: float = 1e-5) -> None:
+    """Rows of two runs, key by key, relative."""
+    assert [row.keys() for row in rows] == [row.keys() for row in wanted]
+    for row, wanted_row in zip(rows, wanted, strict=True):
+        # The largest of thousands of scores carries the rounding of one query and one key.
+        factor = 10 if "max_attention_score" in row else 1
+        assert row == pytest.approx(wanted_row, rel=factor * tolerance)
 
 
 # Without a Trainer --------------------------------------------------------------------------------------------------
