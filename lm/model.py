@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from lm.activations import run_block
 from lm.attention import Packing, attention, pack
 from lm.config import ModelConfig, RuntimeConfig
+from lm.context_parallel import ContextGroup
 from lm.loss import capped, token_nll
 from lm.loss_parallel import parallel_token_nll
 from lm.rope import apply_rope, rope_table
@@ -55,6 +56,7 @@ class GQA(nn.Module):
         self.k_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
         self.softcap = config.attention_softcap
         self.watch_scores: Callable[[Tensor, Tensor, Packing], None] | None = None  # sees q and k; for callbacks
+        self.context: ContextGroup | None = None  # set where several processes share a window
         # Under muP scores scale with 1 / E; the constant makes both rules meet at base_d_head.
         self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
 
@@ -64,9 +66,14 @@ class GQA(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
         q_BTHE, k_BTKE = apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin)
+        if self.context is not None:  # until here some positions of all heads, now all positions of some heads
+            q_BTHE, k_BTKE, v_BTKE = self.context.to_heads(q_BTHE, k_BTKE, v_BTKE)
         if self.watch_scores is not None:
             self.watch_scores(q_BTHE, k_BTKE, packing)
-        return self.wo(attention(q_BTHE, k_BTKE, v_BTKE, packing, self.scale, self.softcap))
+        out = attention(q_BTHE, k_BTKE, v_BTKE, packing, self.scale, self.softcap)
+        if self.context is not None:
+            out = self.context.to_positions(out)
+        return self.wo(out)
 
 
 class SwiGLU(nn.Module):
@@ -113,9 +120,17 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.context: ContextGroup | None = None
+
+    def set_context(self, context: ContextGroup) -> None:
+        """Work on this process's positions of each window only; forward still takes and returns whole windows."""
+        self.context = context
+        for module in self.modules():
+            if isinstance(module, GQA):
+                module.context = context
 
     def hidden(self, input_ids: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Final normed states, [B, T, D].
+        """Final normed states, [B, T, D]; [B, T/n, D], of this process's positions, under context parallelism.
 
         Args:
             input_ids: [B, T] int64.
@@ -126,6 +141,8 @@ class Llama(nn.Module):
         theta, scaling = self.rope
         cos, sin = rope_table(T, self.config.d_head, theta, input_ids.device, scaling)
         packing = pack(document_ids, (B, T), input_ids.device, self.runtime.attention)
+        if self.context is not None:
+            input_ids, cos, sin = self.context.own(input_ids), self.context.own(cos, 0), self.context.own(sin, 0)
         x_BTD = self.embedding(input_ids)
         for block in self.blocks:
             x_BTD = run_block(block, self.runtime.activation_checkpointing, x_BTD, cos, sin, packing)
@@ -158,10 +175,24 @@ class Llama(nn.Module):
         Args:
             with_logsumexp: return (loss, logarithm of the softmax's denominator), both [B, T] fp32, for a z-loss.
         """
+        context = self.context
+        if context is not None and labels is None:
+            return self._logits_of_any_length(context, input_ids, document_ids)
         x_BTD = self.hidden(input_ids, document_ids)
         if labels is None:
             return self.logits(x_BTD)
+        if context is not None:
+            labels = context.own(labels)
         weight_VD = self._head_weight()
         nll: Any = parallel_token_nll if isinstance(weight_VD, DTensor) else token_nll
         losses = nll(self._scaled(x_BTD), weight_VD, labels, softcap=self.config.final_softcap)
+        if context is not None:
+            losses = tuple(context.whole(x) for x in losses)  # not stacked: fully_shard warns of views as outputs
         return losses if with_logsumexp else losses[0]
+
+    def _logits_of_any_length(self, context: ContextGroup, input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Logits [B, T, V] on every process, also where T does not divide: what is put behind is never seen."""
+        T = input_ids.shape[1]
+        behind = (0, -T % context.size)
+        document_ids = None if document_ids is None else F.pad(document_ids, behind, value=-1)
+        return context.whole(self.logits(self.hidden(F.pad(input_ids, behind), document_ids)))[:, :T]

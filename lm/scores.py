@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lm.attention import Packing, document_mask
 
@@ -23,7 +24,8 @@ def largest_scores(q: Tensor, k: Tensor, packing: Packing, scale: float) -> Tens
     K = k.shape[2]
     hidden = ~_visible(packing, B, T, q.device)
     largest = torch.full((K, H // K), -torch.inf, device=q.device)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    # Outside of dispatch modes: selective checkpointing would keep every product [H / K, T, T] for backward.
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), _disable_current_modes():
         for window in range(B):
             mask = hidden[window if len(hidden) > 1 else 0]
             for head in range(K):

@@ -41,14 +41,13 @@ class QKClip(Callback):
         self.largest: Tensor | None = None
         self.clipped_steps = 0
         self._layers: list[GQA] = []
-        self._seen: dict[int, Tensor] = {}
+        self._seen: list[list[Tensor]] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        if getattr(trainer.strategy, "tensor_parallel", 1) > 1:
-            raise ConfigError("qk_clip does not work with tensor_parallel, which spreads the heads over devices")
         self._layers = [module for module in pl_module.modules() if isinstance(module, GQA)]
         if any(layer.q_norm is not None for layer in self._layers):
             raise ConfigError("qk_clip has no effect with model.config.qk_norm, which bounds scores itself; drop one")
+        self._seen = [[] for _ in self._layers]
         for index, layer in enumerate(self._layers):
             layer.watch_scores = self._watcher(index, layer)
 
@@ -59,7 +58,7 @@ class QKClip(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
             return
-        self.largest = self._reduced()
+        self.largest = self._reduced(*getattr(trainer.strategy, "head_part", (0, 1)))
         shrink = group_factors(self.largest, self.threshold, self._layers[0].wk.out_features // self._layers[0].d_head)
         if bool((shrink < 1).any()):
             self.clipped_steps += 1
@@ -73,15 +72,22 @@ class QKClip(Callback):
         @torch.compiler.disable
         def watch(q: Tensor, k: Tensor, packing: Packing) -> None:
             if layer.training:
-                now = largest_scores(q.detach(), k.detach(), packing, layer.scale)
-                self._seen[index] = torch.maximum(self._seen[index], now) if index in self._seen else now
+                # No arithmetic here: under selective checkpointing forward and its repetition must do the same.
+                self._seen[index].append(largest_scores(q.detach(), k.detach(), packing, layer.scale))
 
         return watch
 
-    def _reduced(self) -> Tensor:
-        """[L, H] over micro-batches and ranks; forgets what was seen. Collective."""
-        largest = torch.stack([self._seen[index] for index in range(len(self._layers))])
-        self._seen.clear()
+    def _reduced(self, part: int, parts: int) -> Tensor:
+        """[L, H] over micro-batches and ranks; forgets what was seen. Collective.
+
+        Args:
+            part, parts: this rank has seen part `part` of `parts` of each layer's heads.
+        """
+        seen = torch.stack([torch.stack(scores).amax(dim=0) for scores in self._seen])
+        for scores in self._seen:
+            scores.clear()
+        largest = torch.full((len(seen), seen.shape[1] * parts), -torch.inf, device=seen.device)
+        largest.chunk(parts, dim=1)[part].copy_(seen)
         if dist.is_initialized():
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy
 
+from plugins.strategies.context_parallel import check_size
 from plugins.strategies.portable import Portable
 
 
@@ -18,6 +20,10 @@ class DDP(Portable, DDPStrategy):
         static_graph: the same operations run in every step, so DDP may plan ahead.
         process_group_backend: gloo, nccl; None chooses by device.
         timeout_seconds: how long a rank waits for the others.
+        context_parallel: neighbouring devices that cut each window between them; see FSDP.
+
+    Raises:
+        ConfigError: see FSDP.
     """
 
     strategy_name = "ddp"
@@ -29,7 +35,9 @@ class DDP(Portable, DDPStrategy):
         static_graph: bool = False,
         process_group_backend: str | None = None,
         timeout_seconds: float = 1800,
+        context_parallel: int = 1,
     ) -> None:
+        check_size(self.strategy_name, context_parallel)
         super().__init__(
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_seconds),
@@ -39,3 +47,9 @@ class DDP(Portable, DDPStrategy):
             gradient_as_bucket_view=True,
             broadcast_buffers=False,  # buffers here are computed the same on every rank
         )
+        self.context_parallel = context_parallel
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        rank, parts = self.data_parallel
+        return {"num_replicas": parts, "rank": rank}

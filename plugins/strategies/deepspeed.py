@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from lm.errors import ConfigError
 from plugins.strategies import checkpoint_io, deepspeed_config, deepspeed_muon, deepspeed_state, state
+from plugins.strategies.context_parallel import check_size
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit, report_differences
 
 
@@ -39,6 +40,7 @@ class ZeRO(Portable, DeepSpeedStrategy):
             {offload_optimizer: {device: nvme, nvme_path: /fast}}}; see deepspeed_config.merge.
         process_group_backend: gloo, nccl; None chooses by device.
         timeout_seconds: how long a rank waits for the others.
+        context_parallel: neighbouring devices that cut each window between them; see FSDP.
 
     Raises:
         ConfigError: DeepSpeed is not installed, an unknown stage, or `config` sets what something else sets.
@@ -57,7 +59,9 @@ class ZeRO(Portable, DeepSpeedStrategy):
         config: dict[str, Any] | None = None,
         process_group_backend: str | None = None,
         timeout_seconds: float = 1800,
+        context_parallel: int = 1,
     ) -> None:
+        check_size(self.strategy_name, context_parallel)
         if find_spec("deepspeed") is None:
             raise ConfigError("strategy zero needs DeepSpeed: pip install 'scalewright[deepspeed]'")
         if stage not in (1, 2, 3):
@@ -76,6 +80,7 @@ class ZeRO(Portable, DeepSpeedStrategy):
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_seconds),
         )
+        self.context_parallel = context_parallel
         assert isinstance(self.config, dict)
         if offload_optimizer:
             self.config["zero_force_ds_cpu_optimizer"] = False  # its own Adam is compiled at the first start

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from lm.errors import ConfigError
 from plugins.strategies.checkpoint_io import Reader
+from plugins.strategies.context_parallel import check_size, share_windows
 from plugins.strategies.parallelize import TENSOR, parallelize
 from plugins.strategies.portable import Portable, destroy_process_group_at_exit
 
@@ -32,6 +33,9 @@ class FSDP(Portable, ModelParallelStrategy):
     Args:
         tensor_parallel: devices, of one node, that cut each matrix between them and work on the same batch; the model
             is sharded over world size / tensor_parallel. 1 for none. See tensor_parallel.py.
+        context_parallel: neighbouring devices (with tensor_parallel: neighbouring groups of them) that cut each window
+            of tokens between them, so that activations are a context_parallel-th; they exchange heads for positions
+            around attention. Parameters stay sharded over all of them. 1 for none. See lm/context_parallel.py.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory and update there (CUDA only).
         reshard_after_forward: free gathered parameters after forward; False is faster and needs more memory.
         param_dtype: dtype of gathered parameters; auto is bfloat16 under trainer.precision bf16-mixed, else float32.
@@ -42,8 +46,8 @@ class FSDP(Portable, ModelParallelStrategy):
         timeout_seconds: how long a rank waits for the others.
 
     Raises:
-        ConfigError: when training starts; tensor_parallel does not divide the devices of a node or the model, or
-            cpu_offload without CUDA.
+        ConfigError: when training starts; tensor_parallel does not divide the devices of a node or the model,
+            context_parallel the devices, heads or windows, or cpu_offload without CUDA.
     """
 
     strategy_name = "fsdp"
@@ -58,7 +62,9 @@ class FSDP(Portable, ModelParallelStrategy):
         timeout_seconds: float = 1800,
         tensor_parallel: int = 1,
         cpu_offload: bool = False,
+        context_parallel: int = 1,
     ) -> None:
+        check_size(self.strategy_name, context_parallel)
         if tensor_parallel < 1:
             raise ConfigError(f"{self.strategy_name} tensor_parallel must be at least 1, got {tensor_parallel}")
         if cpu_offload and process_group_backend is None:
@@ -70,6 +76,7 @@ class FSDP(Portable, ModelParallelStrategy):
         self.reduce_every_micro_batch = reduce_every_micro_batch
         self.tensor_parallel = tensor_parallel
         self.cpu_offload = cpu_offload
+        self.context_parallel = context_parallel
 
     def data_mesh_sizes(self) -> dict[str, int]:
         """Sizes by name of the mesh dimensions that a batch is spread over."""
@@ -107,6 +114,7 @@ class FSDP(Portable, ModelParallelStrategy):
         dtype = self.param_dtype
         if dtype == "auto":
             dtype = "bfloat16" if self.precision_plugin.precision == "bf16-mixed" else "float32"
+        share_windows(model, self)
         return parallelize(
             model,
             self.device_mesh,
@@ -115,10 +123,6 @@ class FSDP(Portable, ModelParallelStrategy):
             reshard_after_forward=self.reshard_after_forward,
             cpu_offload=self.cpu_offload,
         )
-
-    @property
-    def data_parallel(self) -> tuple[int, int]:
-        return self.global_rank // self.tensor_parallel, self.world_size // self.tensor_parallel
 
     @property
     def parameter_device(self) -> torch.device:

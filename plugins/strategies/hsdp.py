@@ -12,6 +12,7 @@ class HSDP(FSDP):
     """fully_shard over a (replicate, shard) mesh: parameters are gathered inside a group, usually a node, only.
 
     With tensor_parallel a tensor group counts as one device here: replicate x shard x tensor_parallel devices.
+    context_parallel changes nothing of that: it spreads windows, not parameters.
 
     Args:
         replicate: copies of the model; None is the number of nodes, or what `shard` leaves.

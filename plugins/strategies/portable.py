@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm.errors import ConfigError
-from plugins.strategies import checkpoint, checkpoint_io, gradients, state
+from plugins.strategies import checkpoint, checkpoint_io, context_parallel, gradients, state
 from plugins.strategies.background import BackgroundSaver, InBackground
 from plugins.strategies.checkpoint import CheckpointError
 
@@ -47,7 +47,12 @@ class Portable(_Base):
             guard on any rank says True the step is skipped on all ranks. Every rank must hold the same guards.
         skipped_steps: steps skipped since the start of this process.
         saver: writes the checkpoints that are saved with storage_options=InBackground().
+        tensor_parallel: neighbouring ranks that cut each matrix between them.
+        context_parallel: neighbouring groups of those that cut each window between them.
     """
+
+    tensor_parallel: int = 1
+    context_parallel: int = 1
 
     grad_norm: Tensor | None
     guards: list[Guard]
@@ -65,9 +70,13 @@ class Portable(_Base):
 
     @property
     def data_parallel(self) -> tuple[int, int]:
-        """(which part of a batch this rank takes, number of parts). Ranks of one tensor group take the same part."""
-        strategy: Any = self
-        return strategy.global_rank, strategy.world_size
+        """(which part of a batch this rank takes, number of parts). Ranks that share windows take the same part."""
+        return context_parallel.data_part(self)
+
+    @property
+    def head_part(self) -> tuple[int, int]:
+        """(which part of each layer's query heads attention computes on this rank, number of parts)."""
+        return context_parallel.head_part(self)
 
     # Model ----------------------------------------------------------------------------------------------------------
 
@@ -78,6 +87,7 @@ class Portable(_Base):
 
     def parallelize(self, model: nn.Module) -> nn.Module:
         """Shard a model that is still on the meta device, before its values are filled in. Here: leave it whole."""
+        context_parallel.share_windows(model, self)
         return model
 
     def setup_environment(self) -> None:
@@ -91,6 +101,7 @@ class Portable(_Base):
                 f"trainer.precision {precision} is not supported by {type(self).__name__}; "
                 f"use {' or '.join(PRECISIONS)} (weights and optimizer state stay fp32)"
             )
+        context_parallel.check_windows(trainer, self.context_parallel)
         super().setup(trainer)
 
     # One optimizer step ---------------------------------------------------------------------------------------------

@@ -167,11 +167,12 @@ def build_strategy(layout: Layout) -> Any:
     register()
     if not layout.arguments:
         return layout.strategy
+    from plugins.strategies.ddp import DDP
     from plugins.strategies.deepspeed import ZeRO
     from plugins.strategies.fsdp import FSDP
     from plugins.strategies.hsdp import HSDP
 
-    return {"fsdp": FSDP, "hsdp": HSDP, "zero": ZeRO}[layout.strategy](**layout.arguments)
+    return {"ddp": DDP, "fsdp": FSDP, "hsdp": HSDP, "zero": ZeRO}[layout.strategy](**layout.arguments)
 
 
 def build_trainer(layout: Layout, steps: int, *, accumulate: int = 2, **options: Any) -> Trainer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -15,10 +13,10 @@ from lm.scores import largest_scores
 from plugins.callbacks.qk_clip import QKClip, group_factors, row_factors, scale_rows
 from tests.distributed import harness
 from tests.distributed.qk_clip_jobs import THRESHOLD, train
-from tests.distributed.scenario import LAYOUTS, SINGLE, Layout
+from tests.distributed.scenario import LAYOUTS, SINGLE, TENSOR_LAYOUTS, Layout
 
 CONFIG = ModelConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, init_std=0.5)
-BY_NAME = {layout.name: layout for layout in LAYOUTS}
+BY_NAME = {layout.name: layout for layout in [*LAYOUTS, *TENSOR_LAYOUTS]}
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "documents", "flex"])
@@ -78,7 +76,7 @@ def test_training_is_held_at_the_threshold(single: dict) -> None:
     assert single["losses"][-1] < 0.9 * single["losses"][0]
 
 
-@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "zero1-2", "zero3-2"])
+@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "zero1-2", "zero3-2", "fsdp2_tp2"])
 def test_every_strategy_clips_the_same(single: dict, name: str) -> None:
     layout: Layout = BY_NAME[name]
     for rank in harness.run(train, layout.world_size, layout, free=False):
@@ -90,6 +88,3 @@ def test_every_strategy_clips_the_same(single: dict, name: str) -> None:
 def test_bad_use_is_refused() -> None:
     with pytest.raises(ValueError, match="qk_clip: threshold"):
         QKClip(0)
-    trainer = SimpleNamespace(strategy=SimpleNamespace(tensor_parallel=2))
-    with pytest.raises(ValueError, match="does not work with tensor_parallel"):
-        QKClip().on_fit_start(trainer, None)
