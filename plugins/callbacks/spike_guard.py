@@ -10,6 +10,7 @@ import numpy as np
 from lightning.pytorch import Callback
 
 from lm.data.dropped import Ranges, step_range, with_ranges
+from lm.data.order import merge_ranges
 from lm.errors import ConfigError, RunStopped
 from plugins.callbacks import rewind, roll_backs
 from plugins.callbacks.diagnosis import diagnose
@@ -209,7 +210,7 @@ class SpikeGuard(Callback):
 
     def _around(self, order: Any, struck: list[int], margin: int, to_step: int) -> Ranges:
         """Ranges of k of the struck steps and of `margin` steps about each, none before the checkpoint's step."""
-        return [step_range(order, max(at - margin, to_step), at + margin) for at in struck]
+        return merge_ranges(step_range(order, max(at - margin, to_step), at + margin) for at in struck)
 
     def _tell_loggers(self, trainer: Any, to_step: int) -> None:
         for logger in trainer.loggers if trainer.is_global_zero else []:
