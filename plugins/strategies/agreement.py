@@ -24,18 +24,18 @@ def agree(norm: Tensor, loss: Any) -> tuple[float, float]:
         loss: this rank's loss of the whole step, 0-dimensional or a number; ranks weigh the same.
     """
     mine = torch.stack([norm.detach().float(), torch.as_tensor(loss, device=norm.device).detach().float()])
-    table = mine[None]
+    table = mine
     if collectives.is_distributed():
-        table = torch.empty(collectives.world_size(), 2, device=mine.device)
+        table = mine.new_empty(2 * collectives.world_size())  # flat: gloo takes no other shape
         dist.all_gather_into_tensor(table, mine)
-    norms, losses = zip(*table.tolist(), strict=True)
-    return _worst(norms), _mean(losses)
+    values = table.tolist()
+    return _worst(values[::2]), _mean(values[1::2])
 
 
-def _worst(norms: tuple[float, ...]) -> float:
+def _worst(norms: list[float]) -> float:
     return next((value for value in norms if not math.isfinite(value)), max(norms))
 
 
-def _mean(losses: tuple[float, ...]) -> float:
+def _mean(losses: list[float]) -> float:
     bad = next((value for value in losses if not math.isfinite(value)), None)
     return math.fsum(losses) / len(losses) if bad is None else bad
