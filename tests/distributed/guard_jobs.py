@@ -14,11 +14,11 @@ from plugins.callbacks.spike_guard import SpikeGuard
 from tests.distributed.scenario import Layout, build_strategy, snapshot
 from tests.plugins.guard_runs import SAMPLES, SHAPE, Curve, build, samples
 
-STEPS = 24
+STEPS = 22
 NAN_LOSS, SCALED, NAN_GRADIENT, POISON = 2, 13, 16, 19  # 0-based steps
 OPTIMS = {
     "adamw": OptimConfig(lr=5e-3, eps=1e-6),
-    "muon": OptimConfig(name="muon", lr=4e-3, eps=1e-6, muon=MuonConfig(ns_dtype="float32")),
+    "muon": OptimConfig(name="muon", lr=2e-2, eps=1e-6, muon=MuonConfig(ns_dtype="float32")),
 }
 
 

@@ -14,18 +14,17 @@ from tests.plugins.guard_runs import SAMPLES, make_folder
 
 HSDP = Layout("hsdp", 4, {"replicate": 2, "shard": 2})
 CASES = [
-    (SINGLE, "muon"),
     (Layout("ddp", 2), "muon"),
-    (Layout("fsdp", 2), "adamw"),
     (HSDP, "adamw"),
-    (Layout("zero1", 2), "adamw"),
     (Layout("zero2", 2), "muon"),
     (Layout("zero3", 2), "muon"),
 ]
 SLOW_CASES = [
     (Layout("ddp", 2), "adamw"),
+    (Layout("fsdp", 2), "adamw"),
     (Layout("fsdp", 2), "muon"),
     (HSDP, "muon"),
+    (Layout("zero1", 2), "adamw"),
     (Layout("zero1", 2), "muon"),
     (Layout("zero2", 2), "adamw"),
     (Layout("zero3", 2), "adamw"),
