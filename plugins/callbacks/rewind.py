@@ -86,12 +86,11 @@ def complete_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 def _complete(folder: Path) -> list[tuple[int, Path]]:
     found = []
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if entry.is_dir() and not entry.name.startswith("."):
-            try:
-                found.append((int(checkpoint.read_manifest(entry)["step"]), entry))
-            except CheckpointError:
-                continue  # torn: whoever looks for the newest one reports it
+    for entry in folder.glob("step-*"):
+        try:
+            found.append((int(checkpoint.read_manifest(entry)["step"]), entry))
+        except CheckpointError:
+            continue  # torn: whoever looks for the newest one reports it
     return sorted(found, reverse=True)
 
 

@@ -99,13 +99,19 @@ def as_text(skipped: Ranges, roll_backs: list[RollBack]) -> str:
 
 
 def tag(trainer: Any, tags: dict[str, str]) -> None:
-    """Set tags of the MLflow run on rank 0; a server that is down costs a warning, the next start sets them again."""
+    """Set tags of the MLflow run on rank 0; where that fails it costs a warning, and the next start sets them again."""
     for logger in trainer.loggers if trainer.is_global_zero else []:
-        client, run_id = getattr(logger, "experiment", None), getattr(logger, "run_id", None)
-        if run_id is None or not hasattr(client, "set_tag"):
-            continue
         try:
-            for key, value in tags.items():
-                client.set_tag(run_id, key, value)
+            _set_tags(logger, tags)
         except Exception as error:  # training must not stop because a tracking server does
             rank_zero_warn(f"MLflow did not take the tags of a roll-back: {error}")
+
+
+def _set_tags(logger: Any, tags: dict[str, str]) -> None:
+    if hasattr(logger, "log_tags"):
+        logger.log_tags(tags)
+        return
+    client, run_id = getattr(logger, "experiment", None), getattr(logger, "run_id", None)
+    if run_id is not None and client is not None and hasattr(client, "set_tag"):  # Lightning's own MLFlowLogger
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)

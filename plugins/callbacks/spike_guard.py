@@ -230,8 +230,8 @@ class SpikeGuard(Callback):
         older = [step for step, _ in rewind.complete_checkpoints(folder) if step <= self._struck[0]]
         if older:
             rewind.remove_after(folder, max(older))
-        history = next((callback.history for callback in trainer.callbacks if hasattr(callback, "history")), {})
-        cause = diagnose(history, self._struck[0], self._struck_sources(trainer))
+        histories = [callback.history for callback in trainer.callbacks if hasattr(callback, "history")]
+        cause = diagnose(histories[0] if histories else {}, self._struck[0], self._struck_sources(trainer))
         left = f"checkpoint of step {max(older)} is left" if older else "there is no checkpoint from before them"
         raise RunStopped(
             f"spike guard: stopped at step {trainer.global_step}: new strikes from step {self._struck[0] + 1} after"

@@ -41,9 +41,7 @@ def test_every_stage_loses_what_was_dropped_in_it_and_nothing_else(first, second
     gone = {k for start, stop in second for k in range(start, stop)}
     for stage, steps in enumerate((range(10), range(10, 20), range(20, 40))):
         far = range(steps.start, steps.stop + 12) if stage == 2 else steps
-        kept = [
-            pair for pair in stage_samples(old, stage, far) if pair[1] + old.stage_starts[stage] not in gone
-        ]
+        kept = [pair for pair in stage_samples(old, stage, far) if pair[1] + old.stage_starts[stage] not in gone]
         got = stage_samples(new, stage, steps)
         shared = min(len(kept), len(got))
         assert got[:shared] == kept[:shared]

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm.config import ModelConfig
+from lm.data.order import DataOrder
 from lm.data.synthetic import write_folder
 from lm.data.windows import Batch, WindowReader
 from lm.datamodule import StreamLoader, TokenDataModule
@@ -64,14 +65,17 @@ class PoisonedReader(WindowReader):
 
 
 class PoisonedData(TokenDataModule):
-    """TokenDataModule in which the samples k of `poison` are random ids; where they are in the order does not matter."""
+    """TokenDataModule in which the samples k of `poison`, counted without any drop, are random ids in any order."""
 
     poison: range = range(0)
+
+    def undropped(self) -> DataOrder:
+        return DataOrder(self.plan, self.manifest.tokens("train"))
 
     def train_dataloader(self) -> StreamLoader:
         loader = super().train_dataloader()
         if self.poison:
-            source, window = self._make_order().locate(np.array(self.poison))
+            source, window = self.undropped().locate(np.array(self.poison))
             reader = PoisonedReader(self.manifest, "train", self.source_names)
             reader.poisoned = frozenset(zip(source.tolist(), window.tolist(), strict=True))
             loader.stream.reader = reader
