@@ -1,8 +1,8 @@
 """Benchmark of the spike guard: seconds of a step with it over seconds without it, in one run, turn by turn.
 
-The run is the recipe's own with its default callbacks. Every few steps the guard is taken out of it or put back, so that
-a machine whose speed drifts is fair to both sides. "by_hand" is the seconds that the guard's own calls take, measured
-inside them, as a share of a step: it does not see the machine's noise, nor the wait that replaces another wait.
+The run is the recipe's own with its default callbacks. Every few steps the guard is taken out of it or put back, so
+that a machine whose speed drifts is fair to both sides. Beside the wall clock: the same ratio of the process' own CPU
+seconds, which other processes disturb less, and "inside", the seconds that the guard's calls take as a share of a step.
 
 Examples:
   python -m recipes.bench guard
@@ -65,20 +65,26 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     turns = _turns(options, guard)
     trainer.callbacks = [guard, *trainer.callbacks, turns]
     trainer.fit(parts.module, datamodule=parts.data)
-    ratios = [
-        with_guard / without for with_guard, without in zip(turns.seconds[True], turns.seconds[False], strict=True)
-    ]
     step_seconds = statistics.median(turns.seconds[False]) / options.steps
     return {
         "benchmark": "guard",
-        "overhead": round(statistics.median(ratios) - 1, 4),
-        "ratio_each": [round(ratio, 4) for ratio in ratios],
-        "by_hand": round(statistics.median(turns.inside) / step_seconds, 5),
+        "overhead": _overhead(turns.seconds),
+        "cpu_overhead": _overhead(turns.cpu_seconds),
+        "ratio_each": [round(ratio, 4) for ratio in _ratios(turns.seconds)],
+        "inside": round(statistics.median(turns.inside) / step_seconds, 5),
         "step_seconds": round(step_seconds, 5),
         "accepted_steps": guard.rule.accepted,
         "skipped_steps": guard.skipped_steps,
         **{key: getattr(options, key) for key in ("rule", "d_model", "n_layers", "sequence_length", "sequences")},
     }
+
+
+def _ratios(seconds: dict[bool, list[float]]) -> list[float]:
+    return [guarded / free for guarded, free in zip(seconds[True], seconds[False], strict=True)]
+
+
+def _overhead(seconds: dict[bool, list[float]]) -> float:
+    return round(statistics.median(_ratios(seconds)) - 1, 4)
 
 
 def _turns(options: argparse.Namespace, guard: Any) -> Any:
@@ -88,31 +94,33 @@ def _turns(options: argparse.Namespace, guard: Any) -> Any:
     class Turns(Callback):
         def __init__(self) -> None:
             self.seconds: dict[bool, list[float]] = {True: [], False: []}
+            self.cpu_seconds: dict[bool, list[float]] = {True: [], False: []}
             self.inside: list[float] = []
-            self.started = self.spent = 0.0
+            self.started = self.cpu_started = self.spent = 0.0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             (self.judge,) = trainer.strategy.guards
             self.timed_judge = self.timed(self.judge)
             guard.on_train_batch_end = self.timed(guard.on_train_batch_end)
             self.turn(trainer, True)
-            self.started = time.perf_counter()
 
         def on_train_batch_end(self, trainer: Any, *arguments: Any) -> None:
             if trainer.global_step % options.steps != 0:
                 return
-            seconds, guarded = time.perf_counter() - self.started, bool(trainer.strategy.guards)
+            seconds, cpu_seconds = time.perf_counter() - self.started, time.process_time() - self.cpu_started
+            guarded = bool(trainer.strategy.guards)
             if trainer.global_step > 2 * options.steps:  # the first round warms both sides up
                 self.seconds[guarded].append(seconds)
+                self.cpu_seconds[guarded].append(cpu_seconds)
                 if guarded:
                     self.inside.append(self.spent / options.steps)
             self.turn(trainer, not guarded)
-            self.spent, self.started = 0.0, time.perf_counter()
 
         def turn(self, trainer: Any, guarded: bool) -> None:
             trainer.strategy.guards = [self.timed_judge] if guarded else []
             others = [callback for callback in trainer.callbacks if callback is not guard]
             trainer.callbacks = [guard, *others] if guarded else others
+            self.spent, self.started, self.cpu_started = 0.0, time.perf_counter(), time.process_time()
 
         def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
             def timed_call(*arguments: Any) -> Any:
