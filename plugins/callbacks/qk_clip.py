@@ -59,9 +59,9 @@ class QKClip(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
             return
-        self.largest = self._reduced()  # of a skipped step too, which leaves the weights alone
+        self.largest = self._reduced()
         shrink = group_factors(self.largest, self.threshold, self._layers[0].wk.out_features // self._layers[0].d_head)
-        if bool((shrink < 1).any()) and not getattr(trainer.strategy, "skipped", False):
+        if bool((shrink < 1).any()) and not getattr(trainer.strategy, "skipped", False):  # a skip leaves weights alone
             self.clipped_steps += 1
             scale = getattr(trainer.strategy, "scale_rows", scale_rows)
             scale([item for layer, row in zip(self._layers, shrink, strict=True) for item in row_factors(layer, row)])
