@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from lm.data.changes import StageChange, stages_of
+from lm.data.dropped import with_ranges
 from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
@@ -213,10 +214,21 @@ class TokenDataModule(LightningDataModule):
         return {**self.manifest.fingerprint(), "plan": plan_fingerprint(self.plan)}
 
     def skip_samples(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Drop [start, stop) ranges of k from here on (after a roll-back); iterate the loader anew afterwards."""
-        self.skipped = [*self.order.skipped, *ranges]
+        """Drop [start, stop) ranges of k, as they are numbered now; iterate the loader anew afterwards."""
+        self.set_skipped(with_ranges(self.order, ranges))
+
+    def set_skipped(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Let these be all ranges that are dropped; iterate the loader anew afterwards."""
+        self.skipped = list(ranges)
         self.order = self._make_order()
         self.skipped = list(self.order.skipped)
+
+    def rolled_back(self, skipped: Iterable[tuple[int, int]]) -> None:
+        """After an older checkpoint was loaded into a running fit: drop `skipped`, fit Lightning's batch counters."""
+        if self.trainer is not None and self._saved_accumulate is not None:
+            align_progress(self.trainer, self._saved_accumulate, int(self.trainer.accumulate_grad_batches))
+            self._saved_accumulate = None
+        self.set_skipped(skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, skipped ranges and fingerprint, as plain values (loadable with weights_only)."""

@@ -6,3 +6,7 @@ class ConfigError(ValueError):
 
     Commands print it as `error: ...` and exit with status 2; any other exception is a defect and keeps its traceback.
     """
+
+
+class RunStopped(ConfigError):
+    """A run that would only get worse has stopped itself; the message says why, where it stands and what to change."""

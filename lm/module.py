@@ -45,6 +45,10 @@ class LlamaModule(LightningModule):
         z_loss: weight of logsumexp(logits)^2 in the objective, which keeps logits from drifting (Chowdhery et al.
             2022, arXiv 2204.02311, sec. 5; there 1e-4). Reported losses do not contain it.
         from_hf: Hugging Face folder whose weights the run starts from; null: random ones.
+
+    Attributes:
+        step_loss: of the step under way, without z-loss: the mean over this rank's micro-batches so far divided by
+            their number in a step. Its mean over the ranks is the loss of the global batch once the step is whole.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class LlamaModule(LightningModule):
         self.seed = seed
         self.model: Any = None  # Llama, once configure_model has built it
         self.metrics: dict[str, float] = {}
-        self._step_loss: Tensor | float = 0.0
+        self.step_loss: Tensor | float = 0.0
         self._validation_sums: Tensor = torch.zeros(0)
 
     def setup(self, stage: str) -> None:
@@ -144,7 +148,7 @@ class LlamaModule(LightningModule):
         labels = batch["labels"]
         nll, logsumexp = self.model(batch["input_ids"], batch["document_ids"], labels, with_logsumexp=True)
         loss = nll.sum() / batch["loss_tokens"]
-        self._step_loss = self._step_loss + loss.detach() / self.trainer.accumulate_grad_batches
+        self.step_loss = self.step_loss + loss.detach() / self.trainer.accumulate_grad_batches
         if self.z_loss > 0:
             loss = loss + self.z_loss * (logsumexp.square() * (labels != IGNORE)).sum() / batch["loss_tokens"]
         return loss
@@ -152,7 +156,7 @@ class LlamaModule(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches != 0:
             return
-        step_loss, self._step_loss = self._step_loss, 0.0
+        step_loss, self.step_loss = self.step_loss, 0.0
         step = self.trainer.global_step  # steps done, this one included
         if step == self.trainer.max_steps:
             self.trainer.val_check_batch = self.trainer.fit_loop.total_batch_idx + 1  # always validate at the end

@@ -46,17 +46,11 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds of each side by round, and the median of bare / recipe: 1 means no overhead."""
-    from lm.data.synthetic import random_documents, write_folder
     from recipes.build import build
 
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    tokens = 40 * options.sequence_length * options.sequences
-    documents = {
-        "train": random_documents(tokens, options.vocab_size, 300, seed=0),
-        "validation": random_documents(4 * options.sequence_length, options.vocab_size, 300, seed=1),
-    }
-    write_folder(folder / "data", {"random": documents}, options.vocab_size)
-    parts = build(_config(folder, options))
+    write_data(folder, options)
+    parts = build(run_config(folder, options))
     trainer: Any = parts.trainer
     turns = _turns(options)
     trainer.callbacks.append(turns)
@@ -73,7 +67,20 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def write_data(folder: Path, options: argparse.Namespace) -> None:
+    """A folder `data` of random ids, enough for 40 steps without a repeat."""
+    from lm.data.synthetic import random_documents, write_folder
+
+    tokens = 40 * options.sequence_length * options.sequences
+    documents = {
+        "train": random_documents(tokens, options.vocab_size, 300, seed=0),
+        "validation": random_documents(4 * options.sequence_length, options.vocab_size, 300, seed=1),
+    }
+    write_folder(folder / "data", {"random": documents}, options.vocab_size)
+
+
+def run_config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Of the recipe's run over that data, with its default callbacks and logger."""
     batch_tokens = options.sequences * options.sequence_length
     return {
         "name": "bench",

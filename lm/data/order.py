@@ -184,6 +184,11 @@ class DataOrder:
             self._blocks[index, block] = source, rank
         return self._blocks[index, block]
 
+    @property
+    def stage_starts(self) -> list[int]:
+        """First k of each stage."""
+        return [lane.start for lane in self._lanes]
+
     def step_samples(self, step: int, n_steps: int = 1) -> Int64Array:
         """k of each sample of steps [step, step + n_steps), alike in stage and batch; int64 [n_steps * S]."""
         index = self.plan.stage_of_step(step)

@@ -60,7 +60,7 @@ class QKClip(Callback):
             return
         self.largest = self._reduced(*getattr(trainer.strategy, "head_part", (0, 1)))
         shrink = group_factors(self.largest, self.threshold, self._layers[0].wk.out_features // self._layers[0].d_head)
-        if bool((shrink < 1).any()):
+        if bool((shrink < 1).any()) and not getattr(trainer.strategy, "skipped", False):  # a skip leaves weights alone
             self.clipped_steps += 1
             scale = getattr(trainer.strategy, "scale_rows", scale_rows)
             scale([item for layer, row in zip(self._layers, shrink, strict=True) for item in row_factors(layer, row)])

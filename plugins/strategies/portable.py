@@ -8,6 +8,7 @@ Lightning's own checkpoint files belong to a strategy and a world size; these fo
 from __future__ import annotations
 
 import atexit
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm.errors import ConfigError
-from plugins.strategies import checkpoint, checkpoint_io, context_parallel, gradients, state
+from lm.errors import ConfigError, RunStopped
+from plugins.strategies import agreement, checkpoint, checkpoint_io, context_parallel, gradients, state
 from plugins.strategies.background import BackgroundSaver, InBackground
 from plugins.strategies.checkpoint import CheckpointError
 
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-Guard = Callable[[Tensor, Any], bool]
+Guard = Callable[[float, float], bool]
 
 PRECISIONS = ("32-true", "bf16-mixed")
+
+MAX_SKIPPED_IN_A_ROW = 100
 
 
 class Portable(_Base):
@@ -43,9 +46,11 @@ class Portable(_Base):
     Attributes:
         grad_norm: global norm of the last step's gradients before clipping, 0-dimensional fp32, equal on all ranks;
             None before the first step.
-        guards: asked before each optimizer step with (grad_norm, loss of this rank's last micro-batch). When any
-            guard on any rank says True the step is skipped on all ranks. Every rank must hold the same guards.
+        guards: asked before each optimizer step with (global gradient norm, loss of the global batch), both of the
+            whole step and the same numbers on all ranks; either may be NaN or infinite. True skips the step. Every
+            rank must hold the same guards, and a guard must decide from what is the same on all ranks.
         skipped_steps: steps skipped since the start of this process.
+        skipped: whether the last step was skipped.
         saver: writes the checkpoints that are saved with storage_options=InBackground().
         tensor_parallel: neighbouring ranks that cut each matrix between them.
         context_parallel: neighbouring groups of those that cut each window between them.
@@ -57,6 +62,7 @@ class Portable(_Base):
     grad_norm: Tensor | None
     guards: list[Guard]
     skipped_steps: int
+    skipped: bool
     saver: BackgroundSaver
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,6 +70,8 @@ class Portable(_Base):
         self.grad_norm = None
         self.guards = []
         self.skipped_steps = 0
+        self.skipped = False
+        self._skipped_in_a_row = 0
         self.saver = BackgroundSaver()
 
     # Data -----------------------------------------------------------------------------------------------------------
@@ -117,14 +125,19 @@ class Portable(_Base):
 
         A skipped step changes no weight, no moment and no step count of the optimizer. Lightning still counts it in
         trainer.global_step: the schedule and the data move on.
+
+        Raises:
+            RunStopped: on all ranks; MAX_SKIPPED_IN_A_ROW steps were skipped one after the other.
         """
         self.before_last_micro_batch()
         result = closure()
         self.grad_norm = self.global_grad_norm(optimizer)
-        if self._must_skip(self.grad_norm, result):
-            self.skipped_steps += 1
+        self.skipped = self._must_skip(self.grad_norm, result)
+        if self.skipped:
             self.discard_gradients(optimizer)
+            self._count_skip()
             return result
+        self._skipped_in_a_row = 0
         return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
     def before_last_micro_batch(self) -> None:
@@ -139,14 +152,30 @@ class Portable(_Base):
         optimizer.zero_grad(set_to_none=True)
 
     def _must_skip(self, norm: Tensor, result: Any) -> bool:
-        # Every rank has the same norm; a loss is its own, so guards have to agree.
-        if not bool(torch.isfinite(norm)):
-            rank_zero_warn(f"skipped an optimizer step: gradient norm {float(norm)}")
-            return True
         if not self.guards:
-            return False
-        decisions = [guard(norm, result) for guard in self.guards]  # all of them: guards may keep statistics
-        return self.reduce_boolean_decision(any(decisions), all=False)
+            finite = bool(torch.isfinite(norm))
+            if not finite:
+                rank_zero_warn(f"skipped an optimizer step: gradient norm {float(norm)}")
+            return not finite
+        norm_value, loss_value = agreement.agree(norm, self._step_loss(result))
+        decisions = [guard(norm_value, loss_value) for guard in self.guards]  # all of them: guards keep statistics
+        return any(decisions) or not math.isfinite(norm_value)
+
+    def _step_loss(self, result: Any) -> Any:
+        """This rank's part of the step's loss: the module's step_loss, else the objective of the last micro-batch."""
+        loss = getattr(self._module(), "step_loss", None)
+        return result if loss is None else loss
+
+    def _count_skip(self) -> None:
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            assert self.grad_norm is not None
+            raise RunStopped(
+                f"{self._skipped_in_a_row} optimizer steps in a row were skipped, up to step"
+                f" {self._module().trainer.global_step + 1} (gradient norm {float(self.grad_norm):.4g}): the run learns"
+                " nothing any more; go back to an older checkpoint and lower optim.lr, or look at the data"
+            )
 
     def setup_precision_plugin(self) -> None:
         super().setup_precision_plugin()

@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback
 
 from plugins.strategies.deepspeed import ZeRO
@@ -110,7 +109,7 @@ class Dtypes(Callback):
 
 
 def run_with_skip(layout: Layout) -> dict[str, Any]:
-    """A guard on the last rank alone rejects step SKIPPED; state is hashed after each step."""
+    """A guard rejects step SKIPPED; state is hashed after each step."""
     watch = Watch()
     trainer, module = build_trainer(layout, SKIP_STEPS, callbacks=[watch]), Model()
     fit(trainer, module)
@@ -122,14 +121,12 @@ class Watch(Callback):
 
     def __init__(self) -> None:
         self.states: list[dict[str, str]] = []
-        self.asked: list[float] = []
+        self.asked: list[tuple[float, float]] = []
 
     def on_fit_start(self, trainer, module):
-        last = trainer.global_rank == trainer.world_size - 1
-
-        def guard(norm: torch.Tensor, loss: Any) -> bool:
-            self.asked.append(float(norm))
-            return last and trainer.global_step == SKIPPED
+        def guard(norm: float, loss: float) -> bool:
+            self.asked.append((norm, loss))
+            return trainer.global_step == SKIPPED
 
         trainer.strategy.guards.append(guard)
 

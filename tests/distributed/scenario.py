@@ -102,7 +102,7 @@ class Model(LightningModule):
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.validation_losses: list[float] = []
-        self._loss: Any = 0.0
+        self.step_loss: Any = 0.0
 
     def configure_model(self) -> None:
         if self.model is not None:
@@ -126,14 +126,14 @@ class Model(LightningModule):
     def training_step(self, batch, batch_idx):
         nll = self.model(batch["input_ids"], None, batch["labels"])
         loss = nll.sum() / batch["loss_tokens"]
-        self._loss = self._loss + loss.detach() / self.trainer.accumulate_grad_batches
+        self.step_loss = self.step_loss + loss.detach() / self.trainer.accumulate_grad_batches
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-            self.losses.append(float(self.trainer.strategy.reduce(self._loss, reduce_op="mean")))
+            self.losses.append(float(self.trainer.strategy.reduce(self.step_loss, reduce_op="mean")))
             self.norms.append(float(self.trainer.strategy.grad_norm))
-            self._loss = 0.0
+            self.step_loss = 0.0
 
     def validation_step(self, batch, batch_idx):
         nll = self.model(batch["input_ids"], None, batch["labels"])

@@ -42,7 +42,7 @@ class Stabilised(Model):
         nll, logsumexp = self.model(batch["input_ids"], documents, batch["labels"], with_logsumexp=True)
         counted = batch["labels"] != IGNORE
         loss = (nll + 0.01 * logsumexp.square() * counted).sum() / batch["loss_tokens"]
-        self._loss = self._loss + loss.detach() / self.trainer.accumulate_grad_batches
+        self.step_loss = self.step_loss + loss.detach() / self.trainer.accumulate_grad_batches
         return loss
 
 

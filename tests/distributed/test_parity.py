@@ -116,7 +116,10 @@ def test_a_skipped_step_changes_nothing(runs, layout: Layout) -> None:
     skip, reference = runs.result(layout)["skip"], runs.result(SINGLE)["skip"]
     states = skip["states"]
     assert skip["skipped"] == 1
-    assert skip["asked"] == skip["norms"]
+    asked = [rank["skip"]["asked"] for rank in runs.ranks(layout)]
+    assert all(rank == asked[0] for rank in asked)  # the same numbers on all ranks: norm, loss of the global batch
+    assert [norm for norm, _ in asked[0]] == skip["norms"]
+    assert [loss for _, loss in asked[0]] == pytest.approx(skip["losses"], rel=1e-6)
     assert len(states[0]) > 30
     assert states[SKIPPED] == states[SKIPPED - 1]  # weights, moments and step counts, bit for bit
     for earlier, later in itertools.pairwise(states):

@@ -107,7 +107,7 @@ def module_step(z_loss: float) -> tuple[float, float, torch.Tensor]:
     batch = {"input_ids": ids(), "document_ids": DOCUMENTS, "labels": labels, "loss_tokens": 79.0}
     objective = module.training_step(batch, 0)
     objective.backward()
-    return objective.item(), float(module._step_loss), module.model.head.weight.grad
+    return objective.item(), float(module.step_loss), module.model.head.weight.grad
 
 
 def test_z_loss_is_in_the_objective_and_not_in_the_reported_loss():

@@ -1,0 +1,117 @@
+"""The record of a run's roll-backs: a file in the run's folder, written before the run goes on, and tags in MLflow.
+
+A checkpoint knows only the roll-backs from before it was written. A run that is killed between a roll-back and its next
+checkpoint learns from this file which samples are dropped and how often it went back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lm.data.dropped import Ranges
+from plugins.strategies import collectives
+
+FILE = "spike_guard.json"
+_MOST_TAG = 4000  # characters; MLflow takes 5,000 to 8,000
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """One roll-back.
+
+    Attributes:
+        first_strike, last_strike: 0-based steps.
+        at_step, to_step: steps done before and after it.
+        dropped: [start, stop) of k, as they were numbered before it.
+    """
+
+    first_strike: int
+    last_strike: int
+    at_step: int
+    to_step: int
+    dropped: Ranges
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "dropped": [list(pair) for pair in self.dropped]}
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> RollBack:
+        return cls(**{**values, "dropped": [(int(start), int(stop)) for start, stop in values["dropped"]]})
+
+
+def write(run_dir: Path, roll_backs: list[RollBack], skipped: Ranges) -> None:
+    """Replace the file: it holds the old content or the new, whenever the process dies. Collective.
+
+    Args:
+        skipped: all ranges of k that the run drops from now on.
+
+    Raises:
+        CheckpointError: on all ranks; the file cannot be written.
+    """
+    error: BaseException | None = None
+    if collectives.rank() == 0:
+        try:
+            _write(run_dir, {"roll_backs": [back.plain() for back in roll_backs], "skipped": skipped})
+        except OSError as failure:
+            error = failure
+    collectives.raise_together(error, f"cannot write {run_dir / FILE}")
+
+
+def _write(run_dir: Path, content: dict[str, Any]) -> None:
+    aside = run_dir / f".{FILE}.tmp"
+    with open(aside, "w", encoding="utf-8") as stream:
+        json.dump(content, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(aside, run_dir / FILE)
+    folder = os.open(run_dir, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read(run_dir: Path) -> tuple[list[RollBack], Ranges] | None:
+    """What `write` was given last in this run folder; None where nothing was rolled back."""
+    path = run_dir / FILE
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        skipped = [(int(start), int(stop)) for start, stop in content["skipped"]]
+        return [RollBack.from_plain(values) for values in content["roll_backs"]], skipped
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        rank_zero_warn(f"{path} cannot be read ({error}): roll-backs newer than the checkpoint are forgotten")
+        return None
+
+
+def as_text(skipped: Ranges, roll_backs: list[RollBack]) -> str:
+    """The dropped ranges of k and the roll-backs in a line that fits a tag."""
+    ranges = " ".join(f"[{start}, {stop})" for start, stop in skipped)
+    steps = ", ".join(f"{back.at_step} -> {back.to_step}" for back in roll_backs)
+    return f"samples {ranges}; steps {steps}"[:_MOST_TAG]
+
+
+def tag(trainer: Any, tags: dict[str, str]) -> None:
+    """Set tags of the MLflow run on rank 0; where that fails it costs a warning, and the next start sets them again."""
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        try:
+            _set_tags(logger, tags)
+        except Exception as error:  # training must not stop because a tracking server does
+            rank_zero_warn(f"MLflow did not take the tags of a roll-back: {error}")
+
+
+def _set_tags(logger: Any, tags: dict[str, str]) -> None:
+    if hasattr(logger, "log_tags"):
+        logger.log_tags(tags)
+        return
+    client, run_id = getattr(logger, "experiment", None), getattr(logger, "run_id", None)
+    if run_id is not None and client is not None and hasattr(client, "set_tag"):  # Lightning's own MLFlowLogger
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)
