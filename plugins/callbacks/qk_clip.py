@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ class QKClip(Callback):
         self.largest: Tensor | None = None
         self.clipped_steps = 0
         self._layers: list[GQA] = []
+        self._indices: dict[int, int] = {}
         self._seen: dict[int, Tensor] = {}
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -50,11 +50,12 @@ class QKClip(Callback):
         if any(layer.q_norm is not None for layer in self._layers):
             raise ConfigError("qk_clip has no effect with model.config.qk_norm, which bounds scores itself; drop one")
         for index, layer in enumerate(self._layers):
-            layer.watch_scores = self._watcher(index, layer)
+            self._indices[id(layer)] = index
+            layer.watch_scores.append(self._watch)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         for layer in self._layers:
-            layer.watch_scores = None
+            layer.watch_scores.remove(self._watch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
@@ -69,14 +70,12 @@ class QKClip(Callback):
         if record is not None and trainer.global_step % trainer.log_every_n_steps == 0:
             record({"max_attention_score": float(self.largest.max())})
 
-    def _watcher(self, index: int, layer: GQA) -> Callable[[Tensor, Tensor, Packing], None]:
-        @torch.compiler.disable
-        def watch(q: Tensor, k: Tensor, packing: Packing) -> None:
-            if layer.training:
-                now = largest_scores(q.detach(), k.detach(), packing, layer.scale)
-                self._seen[index] = torch.maximum(self._seen[index], now) if index in self._seen else now
-
-        return watch
+    @torch.compiler.disable
+    def _watch(self, layer: GQA, q: Tensor, k: Tensor, packing: Packing) -> None:
+        if layer.training:
+            index = self._indices[id(layer)]
+            now = largest_scores(q.detach(), k.detach(), packing, layer.scale)
+            self._seen[index] = torch.maximum(self._seen[index], now) if index in self._seen else now
 
     def _reduced(self) -> Tensor:
         """[L, H] over micro-batches and ranks; forgets what was seen. Collective."""
