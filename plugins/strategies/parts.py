@@ -61,7 +61,7 @@ def optimizer_parts(strategy: Any) -> Parts:
     if zero is not None:
         return _zero_parts(strategy.lightning_module, zero)
     return {
-        parameter: [Part(name, 0, local(parameter).numel(), _copies(parameter))]
+        parameter: [Part(name, 0, local(parameter).numel(), copies(parameter))]
         for name, parameter in state.named_parameters(strategy.lightning_module).items()
     }
 
@@ -85,13 +85,14 @@ def gradient_parts(strategy: Any, parts: Parts) -> list[tuple[Part, Tensor]]:
     return found
 
 
-def _copies(parameter: Tensor) -> int:
+def copies(parameter: Tensor) -> int:
+    """Ranks that hold the same piece as this one."""
     if not isinstance(parameter, DTensor):
         return collectives.world_size()
-    copies = collectives.world_size() // parameter.device_mesh.size()
+    count = collectives.world_size() // parameter.device_mesh.size()
     for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
-        copies *= size if isinstance(placement, Replicate) else 1
-    return copies
+        count *= size if isinstance(placement, Replicate) else 1
+    return count
 
 
 def _zero_parts(module: Any, zero: Any) -> Parts:

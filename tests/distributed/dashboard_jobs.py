@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,19 @@ from lm.datamodule import TokenDataModule
 from lm.module import LlamaModule
 from lm.optim.groups import OptimConfig
 from lm.optim.schedule import ScheduleConfig
+from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.callbacks.dashboard import Dashboard
-from tests.distributed.scenario import Layout, build_trainer
+from plugins.callbacks.integrity import Integrity, IntegrityError
+from plugins.callbacks.samples import Samples
+from plugins.strategies.parts import local
+from tests.distributed.scenario import SINGLE, Layout, build_trainer
 
 SHAPE = ModelConfig(
     vocab_size=263, d_model=25, n_layers=2, n_heads=6, n_kv_heads=2, d_head=4, d_ff=38, init_std=0.1
 )  # sizes that 4 ranks do not divide
 OPTIM = OptimConfig(lr=5e-3, eps=1e-6, weight_decay=0.1, schedule=ScheduleConfig(warmup_steps=2))
 WINDOWS, LENGTH, ACCUMULATE = 8, 16, 2
+PROMPTS = ["abc", "what of it"]
 
 
 def write_data(folder: Path) -> Path:
@@ -35,7 +43,7 @@ def write_data(folder: Path) -> Path:
 
 
 class Losses(Callback):
-    """The loss of every step, and the learning rate, exactly."""
+    """The loss of every micro-batch, exactly."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -52,6 +60,7 @@ def train(
     optim: OptimConfig = OPTIM,
     runtime: RuntimeConfig = RuntimeConfig(),
     ckpt_path: Path | None = None,
+    before_fit: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> list[float]:
     """Losses of all micro-batches of this rank."""
@@ -61,22 +70,29 @@ def train(
     )
     parts = layout.world_size // layout.arguments.get("tensor_parallel", 1)
     module = LlamaModule(SHAPE, optim, seed=3, runtime=runtime)
-    batch = TokenDataModule(str(data), LENGTH, WINDOWS * LENGTH, WINDOWS // parts // ACCUMULATE)
-    trainer.fit(module, datamodule=batch, ckpt_path=ckpt_path)
+    batches = TokenDataModule(str(data), LENGTH, WINDOWS * LENGTH, WINDOWS // parts // ACCUMULATE)
+    before_fit()  # building a trainer silences warnings here
+    trainer.fit(module, datamodule=batches, ckpt_path=ckpt_path)
     return losses.losses
 
 
-def watch(layout: Layout, data: Path, steps: int = 4, muon: bool = False) -> dict[str, Any]:
-    """Dashboards of two runs, AdamW and Muon, and the losses with and without one."""
-    boards = {"adamw": (dashboard := Dashboard(2, score_every=1))}
-    losses = train(layout, data, [dashboard], steps)
+def watch(layout: Layout, data: Path, folder: Path, muon: bool = False, steps: int = 4) -> dict[str, Any]:
+    """All that looks at a run, looking, and the run without it; dashboards of AdamW and Muon."""
+    board, integrity = Dashboard(2, score_every=1), Integrity(1)
+    samples = Samples(PROMPTS, 3, max_new_tokens=5, temperature=0.7)
+    random_state = torch.get_rng_state()
+    losses = train(layout, data, [samples, board, integrity], steps, default_root_dir=folder)
+    same_random_state = torch.equal(random_state, torch.get_rng_state())
+    bare = train(layout, data, [], steps)
+    boards = {"adamw": board}
     if muon:
         boards["muon"] = Dashboard(2, score_every=2)
         train(layout, data, [boards["muon"]], steps, OptimConfig("muon", lr=5e-3))
-    bare = train(layout, data, [], steps)
     return {
         "same": losses == bare,
-        "losses": losses,
+        "same_random_state": same_random_state,
+        "checks": integrity.checks,
+        "texts": {path.name: path.read_text() for path in sorted((folder / "samples").iterdir())},
         **{name: {key: list(points) for key, points in board.history.items()} for name, board in boards.items()},
     }
 
@@ -91,40 +107,52 @@ class SkipAt(Callback):
         trainer.strategy.guards.append(lambda norm, loss: trainer.global_step == self.step)
 
 
-class Slow(Callback):
-    """Rank 1 computes slowly."""
-
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-
-    def on_fit_start(self, trainer, module):
-        import time
-
-        if trainer.global_rank == 1:
-            module.model.blocks[0].mlp.register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
-
-
 def skipped(layout: Layout, data: Path) -> dict[str, list]:
+    """A dashboard over a run whose second step is rejected."""
     dashboard = Dashboard(1, score_every=1)
     train(layout, data, [SkipAt(1), dashboard], 3)
     return {name: list(points) for name, points in dashboard.history.items()}
 
 
-def slow(layout: Layout, data: Path) -> list[str]:
-    """Warnings of a run with a slow rank."""
-    import warnings
+class Slow(Callback):
+    """Rank 1 computes slowly."""
 
+    def on_fit_start(self, trainer, module):
+        if trainer.global_rank == 1:
+            module.model.blocks[0].mlp.register_forward_pre_hook(lambda *_: time.sleep(0.1))
+
+
+def slow(layout: Layout, data: Path) -> list[str]:
+    """What the dashboard warns of in a run with a slow rank, on this rank."""
     dashboard = Dashboard(1, straggler_patience=2)
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        import plugins.callbacks.dashboard as module
-
-        said: list[str] = []
-        module.rank_zero_warn = said.append  # type: ignore[assignment]
-        train(layout, data, [dashboard, Slow(0.03)], 4)
-    del caught
-    return said
+        train(layout, data, [dashboard, Slow()], 4, before_fit=lambda: warnings.simplefilter("always"))
+    return [str(warning.message) for warning in caught if "dashboard" in str(warning.message)]
 
 
-def parameters_before(trainer: Any) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in trainer.lightning_module.model.named_parameters()}
+class Flip(Callback):
+    """After a step, one mantissa bit of one weight on one rank, or of one of its optimizer states."""
+
+    def __init__(self, step: int, rank: int, name: str, state: str = ""):
+        self.step, self.rank, self.name, self.state = step, rank, name, state
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        whole_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if not whole_step or trainer.global_step != self.step or trainer.global_rank != self.rank:
+            return
+        parameter = dict(module.named_parameters())[self.name]
+        tensor = trainer.optimizers[0].state[parameter][self.state] if self.state else parameter
+        words = local(tensor).view(torch.int32).view(-1)
+        words[words.numel() // 2] ^= 1 << 3
+
+
+def corrupt(layout: Layout, data: Path, folder: Path, flip: Flip, every: int = 2) -> dict[str, Any]:
+    """The error that ends a run in which a bit flips, and the checkpoints it leaves; it saves after every step."""
+    root = folder / layout.name
+    save = PeriodicCheckpoint(every_n_steps=1)
+    error = ""
+    try:
+        train(layout, data, [flip, save, Integrity(every)], 3, default_root_dir=root, enable_checkpointing=True)
+    except IntegrityError as raised:
+        error = str(raised)
+    return {"error": error, "saved": sorted(path.name for path in (root / "checkpoints").glob("step-*"))}
