@@ -146,13 +146,17 @@ class Flip(Callback):
         words[words.numel() // 2] ^= 1 << 3
 
 
-def corrupt(layout: Layout, data: Path, folder: Path, flip: Flip, every: int = 2) -> dict[str, Any]:
-    """The error that ends a run in which a bit flips, and the checkpoints it leaves; it saves after every step."""
-    root = folder / layout.name
-    save = PeriodicCheckpoint(every_n_steps=1)
-    error = ""
-    try:
-        train(layout, data, [flip, save, Integrity(every)], 3, default_root_dir=root, enable_checkpointing=True)
-    except IntegrityError as raised:
-        error = str(raised)
-    return {"error": error, "saved": sorted(path.name for path in (root / "checkpoints").glob("step-*"))}
+def corrupt_each(layout: Layout, data: Path, folder: Path, flips: list[Flip]) -> list[dict[str, Any]]:
+    """For each flip the error that ends its run, and the checkpoints it leaves; it saves after every step."""
+    results = []
+    for index, flip in enumerate(flips):
+        root, error = folder / str(index), ""
+        save = PeriodicCheckpoint(every_n_steps=1)
+        try:
+            callbacks = [flip, save, Integrity(2)]
+            train(layout, data, callbacks, 3, default_root_dir=root, enable_checkpointing=True)
+        except IntegrityError as raised:
+            error = str(raised)
+        saved = sorted(path.name for path in (root / "checkpoints").glob("step-*"))
+        results.append({"error": error, "saved": saved})
+    return results
