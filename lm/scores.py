@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lm.attention import Packing, document_mask
 
-
 _QUERIES = 1024  # rows of scores held at once
 
 

@@ -9,6 +9,7 @@ Examples:
     python -m recipes.bench gpu       tokens/s and MFU at 160M and 1B on one GPU
     python -m recipes.bench coordinates activation scales over widths: muP, AdamW and Muon
     python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
+    python -m recipes.bench dashboard what the dashboard adds to the time of a step
     python -m recipes.bench step --help
 """
 
@@ -19,7 +20,7 @@ import sys
 
 from recipes.command import exit_status
 
-_NAMES = ("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu")
+_NAMES = ("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu", "dashboard")
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 
 

@@ -270,7 +270,7 @@ def _device_peak(device: torch.device) -> float:
 
 
 def _memory_bytes(device: torch.device) -> float:
-    """On CUDA the most that was allocated so far; on a CPU what is resident now, or was at most where that is unknown."""
+    """On CUDA the most that was allocated so far; on a CPU what is resident (Linux) or was at most."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     statm = Path("/proc/self/statm")

@@ -44,7 +44,7 @@ class ForwardWatch:
     def sums(self) -> dict[str, int]:
         """Lengths of the vectors that are summed, for Tally."""
         return {
-            **{name: self.n_sources for name in ("source_nll", "source_tokens")},
+            **dict.fromkeys(("source_nll", "source_tokens"), self.n_sources),
             **dict.fromkeys(("nll", "tokens", "logsumexp", "residual_count"), 1),
             "residual": len(self._layers) + 1,
         }

@@ -63,7 +63,8 @@ def replicated(strategy: Any) -> Iterator[tuple[str, Tensor, tuple[int, ...]]]:
     if reshard is not None:
         reshard()  # after a forward pass without backward the root's parameters are still gathered
     module = strategy.lightning_module
-    tensors = {f"param/{name}": parameter for name, parameter in state.named_parameters(module).items()}
+    tensors: dict[str, Tensor] = {}
+    tensors.update({f"param/{name}": parameter for name, parameter in state.named_parameters(module).items()})
     tensors.update({f"buffer/{name}": buffer for name, buffer in state.persistent_buffers(module).items()})
     if zero_optimizer(strategy) is None:
         tensors.update(_optimizer_state(module, strategy))

@@ -22,7 +22,7 @@ from plugins.callbacks.dashboard import Dashboard
 from plugins.callbacks.integrity import Integrity, IntegrityError
 from plugins.callbacks.samples import Samples
 from plugins.strategies.parts import local
-from tests.distributed.scenario import SINGLE, Layout, build_trainer
+from tests.distributed.scenario import Layout, build_trainer
 
 SHAPE = ModelConfig(
     vocab_size=263, d_model=25, n_layers=2, n_heads=6, n_kv_heads=2, d_head=4, d_ff=38, init_std=0.1

@@ -88,7 +88,7 @@ FLIPS = [
         BY_NAME["hsdp-4"],
         [(Flip(2, 3, WQ), f"ranks 1 and 3 hold different bits, one of them is wrong, in param/{WQ} ")],
     ),
-    (BY_NAME["zero1-2"], [(Flip(2, 1, WQ), f" in param/{WQ} "), (Flip(2, 1, NORM), f"of param/{NORM} that differ")]),
+    (BY_NAME["zero1-2"], [(Flip(2, 1, WQ), "rank 1 on"), (Flip(2, 1, NORM), f"param/{NORM} ")]),
     (BY_NAME["zero3-2"], [(Flip(2, 1, NORM), f" in param/{NORM} ")]),
 ]
 

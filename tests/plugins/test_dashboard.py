@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback
 
-from lm.config import RuntimeConfig
+from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
+from lm.init import materialize
+from lm.model import Llama
 from plugins.callbacks.dashboard import Dashboard
+from plugins.callbacks.forward_watch import ForwardWatch
 from plugins.callbacks.stragglers import Stragglers
+from plugins.callbacks.tally import Tally
 from plugins.callbacks.update_watch import label_of
 from tests.distributed.dashboard_jobs import OPTIM, train, write_data
 from tests.distributed.scenario import CLIP, SINGLE
@@ -107,6 +111,34 @@ def test_recomputed_blocks_are_not_counted_twice(data: Path, kind: str) -> None:
     assert losses[kind] == losses["none"] == train(SINGLE, data, [], 4)
     for key in ("residual_rms/block_01", "attention_logit/block_01", "log_z", "update_ratio/block_00"):
         assert boards[kind].history[key] == boards["none"].history[key]
+
+
+def graphs_while_watched(n_layers: int) -> int:
+    """Compiled for all blocks over steps that are looked at in turn with steps that are not."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    config = ModelConfig(vocab_size=97, d_model=32, n_layers=n_layers, n_heads=2)
+    with torch.device("meta"):
+        model = Llama(config, RuntimeConfig(attention="sdpa"))
+    for block in model.blocks:
+        block.compile(backend="eager")
+    materialize(model, config, 0, "cpu")
+    watch, ids = ForwardWatch(model, 0), torch.arange(64).view(2, 32)
+    for step in range(4):
+        tally = Tally(watch.sums(), watch.maxima(), torch.device("cpu"))
+        if step % 2:
+            watch.install({}, tally, [0])
+        model(ids, None, ids).mean().backward()
+        watch.remove()
+    assert min(tally["logit"].tolist()) > 0
+    return counters["stats"]["unique_graphs"]
+
+
+def test_compiled_blocks_stay_one_and_the_same() -> None:
+    """Ten layers need no more graphs than two, and a watched step is compiled once."""
+    assert graphs_while_watched(10) == graphs_while_watched(2) <= 5
 
 
 def test_history_goes_on_after_a_restart_and_is_bounded(data: Path, tmp_path: Path) -> None:
