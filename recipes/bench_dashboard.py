@@ -137,10 +137,10 @@ def _turns(dashboard: Any, options: argparse.Namespace) -> Any:
             dashboard.every_n_steps = 1 if kind == "look" else 10**9
             wanted = kind != "plain"
             if wanted and not self.installed:
-                trainer.callbacks.insert(0, dashboard)
+                trainer.callbacks = [dashboard, *trainer.callbacks]  # a new list: this one is being walked through
                 dashboard.on_fit_start(trainer, pl_module)
             elif not wanted and self.installed:
-                trainer.callbacks.remove(dashboard)
+                trainer.callbacks = [other for other in trainer.callbacks if other is not dashboard]
                 dashboard.on_fit_end(trainer, pl_module)
             self.installed = wanted
 

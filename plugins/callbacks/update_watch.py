@@ -114,7 +114,7 @@ class UpdateWatch:
             return
         copies, numel = parts[0].copies, sum(part.length for part in parts)
         correction = 1 - group["betas"][1] ** state["step"]
-        total = local(state["exp_avg_sq"]).sum(dtype=torch.float64) / correction
+        total = local(state["exp_avg_sq"]).sum().double() / correction
         self.tally["second_moment"].add_((total / copies).to(self.tally["second_moment"]))
         self.tally["second_moment_count"].add_(numel / copies)
         self.tally["eps"].add_(group["eps"])
