@@ -38,8 +38,9 @@ def test_a_run_with_callbacks_from_config_is_drawn(
     assert "no file mlflow_run_id" in errors[0] and "no MLflow run 0123" in errors[1]
 
 
+@pytest.mark.slow
 def test_a_broken_rank_ends_the_command_in_one_line(folder: Path) -> None:  # noqa: F811
-    """Three processes, started as torchrun's are not but Lightning's: status 2, and nothing saved of that state."""
+    """Status 2 from the process that started the others, and nothing saved of that state."""
     flip = "{class_path: tests.distributed.dashboard_jobs.Flip, init_args: {step: 8, rank: 1, name: model.norm.weight}}"
     done = pretrain(
         folder, "--name", "broken", "--trainer.devices", "2", "--trainer.callbacks+", flip,
