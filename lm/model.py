@@ -55,7 +55,7 @@ class GQA(nn.Module):
         self.q_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(E, config.norm_eps) if config.qk_norm else None
         self.softcap = config.attention_softcap
-        self.watch_scores: Callable[[Tensor, Tensor, Packing], None] | None = None  # sees q and k; for callbacks
+        self.watch_scores: list[Callable[[GQA, Tensor, Tensor, Packing], None]] = []  # see q and k; for callbacks
         self.context: ContextGroup | None = None  # set where several processes share a window
         # Under muP scores scale with 1 / E; the constant makes both rules meet at base_d_head.
         self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
@@ -68,8 +68,8 @@ class GQA(nn.Module):
         q_BTHE, k_BTKE = apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin)
         if self.context is not None:  # until here some positions of all heads, now all positions of some heads
             q_BTHE, k_BTKE, v_BTKE = self.context.to_heads(q_BTHE, k_BTKE, v_BTKE)
-        if self.watch_scores is not None:
-            self.watch_scores(q_BTHE, k_BTKE, packing)
+        for watch in self.watch_scores:
+            watch(self, q_BTHE, k_BTKE, packing)
         out = attention(q_BTHE, k_BTKE, v_BTKE, packing, self.scale, self.softcap)
         if self.context is not None:
             out = self.context.to_positions(out)
@@ -119,6 +119,8 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
+        # Sees what enters block i, and with i = n_layers what leaves the last one; for callbacks.
+        self.watch_residual: Callable[[int, Tensor], None] | None = None
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.context: ContextGroup | None = None
 
@@ -144,8 +146,12 @@ class Llama(nn.Module):
         if self.context is not None:
             input_ids, cos, sin = self.context.own(input_ids), self.context.own(cos, 0), self.context.own(sin, 0)
         x_BTD = self.embedding(input_ids)
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks):
+            if self.watch_residual is not None:
+                self.watch_residual(index, x_BTD)
             x_BTD = run_block(block, self.runtime.activation_checkpointing, x_BTD, cos, sin, packing)
+        if self.watch_residual is not None:
+            self.watch_residual(len(self.blocks), x_BTD)
         return self.norm(x_BTD)
 
     def logits(self, x_BTD: Tensor) -> Tensor:
@@ -167,6 +173,7 @@ class Llama(nn.Module):
         document_ids: Tensor | None = None,
         labels: Tensor | None = None,
         with_logsumexp: bool = False,
+        at: Tensor | None = None,
     ) -> Any:
         """Logits [B, T, V], or with labels [B, T] the loss of each position in nats, [B, T] fp32.
 
@@ -174,11 +181,15 @@ class Llama(nn.Module):
 
         Args:
             with_logsumexp: return (loss, logarithm of the softmax's denominator), both [B, T] fp32, for a z-loss.
+            at: [B] int64, without labels: logits of one position of each window only, [B, V].
         """
         context = self.context
         if context is not None and labels is None:
-            return self._logits_of_any_length(context, input_ids, document_ids)
+            logits = self._logits_of_any_length(context, input_ids, document_ids)
+            return logits if at is None else logits[torch.arange(len(at), device=at.device), at]
         x_BTD = self.hidden(input_ids, document_ids)
+        if at is not None:
+            return self.logits(x_BTD[torch.arange(len(at), device=at.device), at])
         if labels is None:
             return self.logits(x_BTD)
         if context is not None:

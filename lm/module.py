@@ -191,6 +191,11 @@ class LlamaModule(LightningModule):
         if not self.trainer.sanity_checking:
             self.record(values)
 
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Tensor:
+        """Logits [B, V] of the token that follows position batch["at"], [B], of each window."""
+        logits: Tensor = self.model(batch["input_ids"], batch.get("document_ids"), at=batch["at"])
+        return logits
+
     test_step = validation_step
     on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end

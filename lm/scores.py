@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lm.attention import Packing, document_mask
 
+_QUERIES = 1024  # rows of scores held at once
 
-def largest_scores(q: Tensor, k: Tensor, packing: Packing, scale: float) -> Tensor:
+
+def largest_scores(
+    q: Tensor, k: Tensor, packing: Packing, scale: float, windows: Sequence[int] | None = None
+) -> Tensor:
     """max over windows and over the pairs that attention sees of scale q.k, for each query head; [H] fp32.
 
-    A score before any soft-cap. Costs about as much as the first half of attention, and holds [H / K, T, T] at a time.
+    A score before any soft-cap. Costs about as much as the first half of attention, in fp32, and holds
+    [H / K, 1024, T] scores at a time.
 
     Args:
         q: [B, T, H, E], as attention gets it.
         k: [B, T, K, E].
         packing: from lm.attention.pack.
         scale: factor on the scores.
+        windows: the ones to look at; None for all B.
     """
     B, T, H, _ = q.shape
     K = k.shape[2]
@@ -26,12 +35,14 @@ def largest_scores(q: Tensor, k: Tensor, packing: Packing, scale: float) -> Tens
     largest = torch.full((K, H // K), -torch.inf, device=q.device)
     # Outside of dispatch modes: selective checkpointing would keep every product [H / K, T, T] for backward.
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), _disable_current_modes():
-        for window in range(B):
+        for window, head in product(range(B) if windows is None else windows, range(K)):
             mask = hidden[window if len(hidden) > 1 else 0]
-            for head in range(K):
-                group = q[window, :, head * (H // K) : (head + 1) * (H // K)].float().transpose(0, 1)  # [H / K, T, E]
-                scores = group @ k[window, :, head].float().T * scale
-                scores.masked_fill_(mask, -torch.inf)
+            group = q[window, :, head * (H // K) : (head + 1) * (H // K)].float().transpose(0, 1)  # [H / K, T, E]
+            keys = k[window, :, head].float().T
+            for first in range(0, T, _QUERIES):
+                last = min(first + _QUERIES, T)
+                scores = group[:, first:last] @ keys[:, :last] * scale
+                scores.masked_fill_(mask[first:last, :last], -torch.inf)
                 largest[head] = torch.maximum(largest[head], scores.amax(dim=(1, 2)))
     return largest.flatten()
 

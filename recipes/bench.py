@@ -10,6 +10,7 @@ Examples:
     python -m recipes.bench coordinates activation scales over widths: muP, AdamW and Muon
     python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
     python -m recipes.bench guard     seconds of a step with the spike guard over seconds without it
+    python -m recipes.bench dashboard what the dashboard adds to the time of a step
     python -m recipes.bench step --help
 """
 
@@ -20,7 +21,10 @@ import sys
 
 from recipes.command import exit_status
 
-_NAMES = ("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu", "guard")
+_NAMES = (
+    *("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu"),
+    *("guard", "dashboard"),
+)
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 
 

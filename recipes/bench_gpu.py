@@ -26,6 +26,7 @@ from typing import Any
 
 from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
+from lm.peak_flops import peak_tflops
 from lm.plan import DEFAULT_FLOP_CONVENTION, FLOP_CONVENTIONS, count_parameters, flops_per_token
 from recipes.command import command_parser
 
@@ -39,12 +40,6 @@ SHAPES: dict[str, tuple[ModelConfig, int, int]] = {
     ),
     "tiny": (ModelConfig(vocab_size=256, d_model=64, n_layers=2, n_heads=2), 64, 2),
 }
-
-# Dense bf16 TFLOP/s by a part of the device's name; data sheets that double the figure for sparsity are halved.
-PEAK_TFLOPS = {
-    "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "B200": 2250, "A100": 312, "L40S": 362, "L4": 121,
-    "RTX 4090": 165, "RTX 3090": 71,
-}  # fmt: skip
 
 COLUMNS = ("shape", "attention", "compile", "tokens_per_s", "mfu", "peak_memory_gb", "seconds_a_step", "error")
 
@@ -194,11 +189,6 @@ def device_name(device: str) -> str:
     import torch
 
     return torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-
-
-def peak_tflops(name: str) -> float:
-    """Dense bf16 TFLOP/s of a GPU by its name; 0 where it is not known."""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if all(word in name for word in part.split())), 0.0)
 
 
 def table(rows: list[dict[str, Any]], options: argparse.Namespace) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ class QKClip(Callback):
         self.largest: Tensor | None = None
         self.clipped_steps = 0
         self._layers: list[GQA] = []
+        self._indices: dict[int, int] = {}
         self._seen: list[list[Tensor]] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -49,11 +49,12 @@ class QKClip(Callback):
             raise ConfigError("qk_clip has no effect with model.config.qk_norm, which bounds scores itself; drop one")
         self._seen = [[] for _ in self._layers]
         for index, layer in enumerate(self._layers):
-            layer.watch_scores = self._watcher(index, layer)
+            self._indices[id(layer)] = index
+            layer.watch_scores.append(self._watch)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         for layer in self._layers:
-            layer.watch_scores = None
+            layer.watch_scores.remove(self._watch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
@@ -68,14 +69,12 @@ class QKClip(Callback):
         if record is not None and trainer.global_step % trainer.log_every_n_steps == 0:
             record({"max_attention_score": float(self.largest.max())})
 
-    def _watcher(self, index: int, layer: GQA) -> Callable[[Tensor, Tensor, Packing], None]:
-        @torch.compiler.disable
-        def watch(q: Tensor, k: Tensor, packing: Packing) -> None:
-            if layer.training:
-                # No arithmetic here: under selective checkpointing forward and its repetition must do the same.
-                self._seen[index].append(largest_scores(q.detach(), k.detach(), packing, layer.scale))
-
-        return watch
+    @torch.compiler.disable
+    def _watch(self, layer: GQA, q: Tensor, k: Tensor, packing: Packing) -> None:
+        if layer.training:
+            # No arithmetic here: under selective checkpointing forward and its repetition must do the same.
+            scores = largest_scores(q.detach(), k.detach(), packing, layer.scale)
+            self._seen[self._indices[id(layer)]].append(scores)
 
     def _reduced(self, part: int, parts: int) -> Tensor:
         """[L, H] over micro-batches and ranks; forgets what was seen. Collective.

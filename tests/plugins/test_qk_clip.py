@@ -44,7 +44,7 @@ def test_a_clip_brings_the_same_input_to_the_threshold() -> None:
     materialize(model, CONFIG, 5, "cpu")
     layer: GQA = model.blocks[0].attention
     seen: list[torch.Tensor] = []
-    layer.watch_scores = lambda q, k, packing: seen.append(largest_scores(q, k, packing, layer.scale))
+    layer.watch_scores.append(lambda layer, q, k, packing: seen.append(largest_scores(q, k, packing, layer.scale)))
     tokens = torch.randint(0, 50, (2, 24), generator=torch.Generator().manual_seed(2))
     model(tokens)
     first, second = seen[0].view(2, 2).amax(dim=1).tolist()

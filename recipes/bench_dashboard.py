@@ -1,0 +1,147 @@
+"""Benchmark of the dashboard: what looking at every n-th step adds to the time of a step.
+
+One run of the recipe with its default callbacks and logger. Steps take turns: without a dashboard, with one that does
+not look, with one that looks; the order turns too. From the medians over all rounds, with n = --every:
+
+  overhead = ((n - 1) idle + look) / (n plain) - 1
+
+Examples:
+  python -m recipes.bench dashboard
+  python -m recipes.bench dashboard --every 10 --d-model 128 --rounds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from recipes.command import command_parser
+
+KINDS = ("plain", "idle", "look")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Parser of the command line."""
+    parser = command_parser("recipes.bench dashboard", __doc__)
+    parser.add_argument("--every", type=int, default=10, help="n: steps from one look to the next")
+    parser.add_argument("--score-every", type=int, default=4, help="see plugins.callbacks.dashboard.Dashboard")
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--n-layers", type=int, default=4)
+    parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
+    parser.add_argument("--sequences", type=int, default=8, help="windows a step")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of three steps; medians count")
+    return parser
+
+
+def run(argv: list[str]) -> dict[str, Any]:
+    """Measure, print the result as JSON and return it."""
+    options = build_parser().parse_args(argv)
+    with tempfile.TemporaryDirectory() as temporary:
+        seconds = measure(Path(temporary), options)
+    plain, idle, look = (statistics.median(seconds[kind]) for kind in KINDS)
+    result = {
+        "benchmark": "dashboard",
+        "every": options.every,
+        "overhead": round(((options.every - 1) * idle + look) / (options.every * plain) - 1, 4),
+        "look_over_plain": round(look / plain, 4),
+        "idle_over_plain": round(idle / plain, 4),
+        **{f"{kind}_seconds": round(statistics.median(seconds[kind]), 5) for kind in KINDS},
+        **{key: getattr(options, key) for key in ("d_model", "n_layers", "sequence_length", "sequences", "rounds")},
+    }
+    print(json.dumps(result))
+    return result
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each step, by kind."""
+    from lm.data.synthetic import random_documents, write_folder
+    from plugins.callbacks.dashboard import Dashboard
+    from recipes.build import build
+
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    tokens = 40 * options.sequence_length * options.sequences
+    documents = {
+        "train": random_documents(tokens, options.vocab_size, 300, seed=0),
+        "validation": random_documents(4 * options.sequence_length, options.vocab_size, 300, seed=1),
+    }
+    write_folder(folder / "data", {"random": documents}, options.vocab_size)
+    parts = build(_config(folder, options))
+    turns = _turns(Dashboard(1, score_every=options.score_every), options)
+    trainer: Any = parts.trainer
+    trainer.callbacks.append(turns)
+    trainer.fit(parts.module, datamodule=parts.data)
+    return turns.seconds
+
+
+def _config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    batch_tokens = options.sequences * options.sequence_length
+    return {
+        "name": "bench",
+        "runs_dir": str(folder / "runs"),
+        "tokens": float(batch_tokens * len(KINDS) * (options.rounds + 1)),
+        "model": {
+            "config": {
+                "vocab_size": options.vocab_size,
+                "d_model": options.d_model,
+                "n_layers": options.n_layers,
+                "n_heads": max(1, options.d_model // 64),
+            },
+            "runtime": {"compile": False},
+        },
+        "data": {
+            "dir": str(folder / "data"),
+            "sequence_length": options.sequence_length,
+            "global_batch_tokens": batch_tokens,
+            "validation_windows": 1,
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 1,
+            "precision": "32-true",
+            "limit_val_batches": 0,
+            "log_every_n_steps": 1_000_000,
+        },
+    }
+
+
+def _turns(dashboard: Any, options: argparse.Namespace) -> Any:
+    """The last callback: after each step it takes the time, and puts the dashboard in or out for the next one."""
+    from lightning.pytorch import Callback
+
+    class Turns(Callback):
+        def __init__(self) -> None:
+            self.seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+            self.kind = "plain"
+            self.installed = False
+            self.started = 0.0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.started = time.perf_counter()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+            seconds, step = time.perf_counter() - self.started, trainer.global_step
+            if step > len(KINDS):  # the first round warms all kinds up
+                self.seconds[self.kind].append(seconds)
+            self.prepare(KINDS[(step + step // len(KINDS)) % len(KINDS)], trainer, pl_module)
+            self.started = time.perf_counter()
+
+        def prepare(self, kind: str, trainer: Any, pl_module: Any) -> None:
+            self.kind = kind
+            dashboard.every_n_steps = 1 if kind == "look" else 10**9
+            wanted = kind != "plain"
+            if wanted and not self.installed:
+                trainer.callbacks = [dashboard, *trainer.callbacks]  # a new list: this one is being walked through
+                dashboard.on_fit_start(trainer, pl_module)
+            elif not wanted and self.installed:
+                trainer.callbacks = [other for other in trainer.callbacks if other is not dashboard]
+                dashboard.on_fit_end(trainer, pl_module)
+            self.installed = wanted
+
+    return Turns()
