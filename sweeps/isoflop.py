@@ -78,8 +78,7 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
-    from plugins.loggers.sweep_ledger import absolute_uri
-    from plugins.loggers.tracking import check_store, tracking_uri
+    from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
     corpus = read_corpus(config.data.dir)
     cells = build_grid(config, corpus)

@@ -26,9 +26,9 @@ from plugins.loggers.sweep_ledger import (
     RUNNING,
     SweepLedger,
     cell_tags,
-    patient_uri,
     with_retries,
 )  # fmt: skip
+from plugins.loggers.tracking import patient_uri
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
 from sweeps.recipe import cell_recipe

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from plugins.loggers.tracking import experiment_id_for
+from plugins.loggers.tracking import experiment_id_for, patient_uri
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
 # A diverged cell would diverge again: it has its answer.
@@ -24,19 +24,6 @@ _KIND, _STATUS = "scalewright.kind", "scalewright.status"
 _SWEEP, _GRID, _CELL, _DRIVER = "scalewright.sweep", "scalewright.grid", "scalewright.cell_id", "scalewright.driver"
 _SETTINGS = "scalewright.settings"
 _T = TypeVar("_T")
-
-
-def patient_uri(uri: str) -> str:
-    """A SQLite address whose writers wait up to a minute for each other instead of SQLite's 5 seconds."""
-    return f"{uri}?timeout=60" if uri.startswith("sqlite:") and "?" not in uri else uri
-
-
-def absolute_uri(uri: str) -> str:
-    """A relative SQLite path made absolute, so that processes in other folders open the same file."""
-    prefix = "sqlite:///"
-    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return prefix + os.path.abspath(uri[len(prefix) :])
-    return uri
 
 
 def with_retries(action: Callable[[], _T], seconds: float = 120.0) -> _T:
