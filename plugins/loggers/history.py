@@ -60,7 +60,7 @@ class History:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Remember points."""
         self.points += len(metrics)
-        keys = self._keys.get(step, frozenset()) | metrics.keys()
+        keys = self._keys.get(step, frozenset()).union(metrics)
         self._keys[step] = self._sets.setdefault(keys, keys)
         self._losses.update({(key, step): metrics[key] for key in _COMPARED if key in metrics})
 
