@@ -171,6 +171,11 @@ class SweepLedger:
             if run.status == FAILED:
                 self._tag(run.run_id, {_STATUS: SUPERSEDED})
 
+    def reopen_cell(self, run_id: str) -> None:
+        """A cell that was cut off goes on from its checkpoint, in the same run."""
+        with_retries(lambda: self.client.update_run(run_id, status="RUNNING"))
+        self._tag(run_id, {_STATUS: RUNNING})
+
     def close_cell(self, run_id: str, status: str, error: str = "") -> bool:
         """Write a cell's last word; False when somebody superseded the run in the meantime."""
         if with_retries(lambda: self.client.get_run(run_id)).data.tags.get(_STATUS) == SUPERSEDED:
