@@ -131,3 +131,21 @@ def curve(client: Any, run_id: str, key: str) -> dict[int, float]:
     """
     rewinds = rewinds_of(client.get_run(run_id).data.tags)
     return {point.step: point.value for point in live(client.get_metric_history(run_id, key), rewinds)}
+
+
+def latest(client: Any, run: Any) -> dict[str, float]:
+    """Newest value of each metric of a run as it counts; MLflow's own is that of the highest step, abandoned or not.
+
+    Args:
+        client: an MlflowClient.
+        run: as a search returns it.
+    """
+    rewinds = rewinds_of(run.data.tags)
+    if not rewinds:
+        return dict(run.data.metrics)
+    values: dict[str, float] = {}
+    for key in run.data.metrics:
+        points = live(client.get_metric_history(run.info.run_id, key), rewinds)
+        if points:
+            values[key] = points[-1].value
+    return values

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from plugins.loggers.history import latest
 from plugins.loggers.tracking import experiment_id_for, patient_uri
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
@@ -105,7 +106,7 @@ class SweepLedger:
                 run.data.tags.get(_CELL, ""),
                 run.data.tags.get(_STATUS, ""),
                 run.data.params,
-                run.data.metrics,
+                with_retries(lambda run=run: latest(self.client, run)),  # type: ignore[misc]
                 run.data.tags,
             )
             for run in runs

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lm.errors import ConfigError
-from plugins.loggers.history import curve
+from plugins.loggers.history import curve, latest
 from plugins.loggers.journal import FILE, Journal
 from plugins.loggers.mlflow import MLflowLogger
 from recipes import mlflow_sync
@@ -103,7 +103,9 @@ def test_roll_backs_and_other_branches(client: Any, tmp_path: Path) -> None:
     logger.finalize("failed")
     assert curve(client, str(logger.run_id), "loss") == {10: 10.5, 20: 20.5, 30: 3.0}  # 40 is abandoned
     assert len(steps(client, logger.run_id, "loss")) == 5
-    assert client.get_run(logger.run_id).info.status == "FAILED"
+    run = client.get_run(logger.run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.metrics["loss"] == 40.5 and latest(client, run)["loss"] == 3.0
 
     again = MLflowLogger(experiment="e")
     again.open(tmp_path / "run", resume=True)
