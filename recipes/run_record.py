@@ -35,7 +35,7 @@ class RunRecord(SaveConfigCallback):
         loggers = [logger for logger in trainer.loggers if isinstance(logger, MLflowLogger)]
         try:
             for logger in loggers:
-                logger.check(run_dir)  # before config.yaml says that there is a run
+                logger.check(resume)  # before config.yaml says that there is a run
             self._write_config(run_dir)
             for logger in loggers:
                 self._open(logger, run_dir, resume)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from lm.data.files import exclusive, write_bytes
 from plugins.loggers.delivery import RUN_ID_FILE
@@ -63,7 +62,7 @@ def train(spec: dict[str, Any]) -> tuple[dict[str, float], int, int]:
         beat = {"class_path": "plugins.callbacks.heartbeat.Heartbeat", "init_args": {"folder": str(job.heartbeat)}}
         recipe["trainer"]["callbacks"].append(beat)
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(config, yaml.safe_dump(recipe).encode())
+        write_bytes(config, json.dumps(recipe).encode())  # quoted, or YAML would read an id such as 12e34 as a number
 
         def arguments() -> list[str]:
             resume = ["--ckpt_path", "last"] if (run_dir / "config.yaml").exists() else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -15,9 +17,10 @@ from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from lm.errors import ConfigError
+from plugins.loggers.delivery import RUN_ID_FILE
 from plugins.loggers.history import History
 from plugins.loggers.journal import FILE, Journal, encode
-from plugins.loggers.sender import Sender
+from plugins.loggers.sender import SENT_FILE, Sender
 from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
 _OPEN_SECONDS = 120.0  # a new database is made in some 10 of them
@@ -61,7 +64,7 @@ class MLflowLogger(Logger):
         self.flush_seconds = flush_seconds
         self.finish_seconds = finish_seconds
         self.start_offline = start_offline
-        self._folder: Any = None  # of a run without a folder of its own
+        self._folder: Path | None = None  # of a run without a folder of its own
         self._journal: Journal | None = None
         self._history: Any = None
         self._sender: Any = None
@@ -91,13 +94,13 @@ class MLflowLogger(Logger):
         """The MlflowClient, None before the run is open: Lightning asks before a wrong config could be refused."""
         return None if self._sender is None or self.run_id is None else self._sender.delivery.client
 
-    def check(self, run_dir: Path) -> None:
+    def check(self, resume: bool) -> None:
         """Refuse to start a run that could not be recorded.
 
         Raises:
             ConfigError: no server answers, and the run is new.
         """
-        if not self.start_offline and not (run_dir / FILE).exists() and not (run_dir / "mlflow_run_id").exists():
+        if not self.start_offline and not resume:
             check_store(tracking_uri())
 
     @rank_zero_only
@@ -111,11 +114,12 @@ class MLflowLogger(Logger):
             os.environ.setdefault(name, value)
         if run_dir is None:
             check_store(tracking_uri())
-            self._folder = tempfile.TemporaryDirectory(prefix="scalewright-mlflow-")
-        folder = run_dir or Path(self._folder.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="scalewright-mlflow-"))
+        folder = run_dir or self._folder
+        assert folder is not None
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
-            for name in (FILE, "mlflow_run_id"):
+            for name in (FILE, RUN_ID_FILE, SENT_FILE):
                 (folder / name).unlink(missing_ok=True)
         self._journal = Journal(folder / FILE)
         self._history = History(self._journal)
@@ -227,7 +231,10 @@ class MLflowLogger(Logger):
         if self._sender is None:
             return True
         self._sender.start()
-        return self._sender.wait(seconds)
+        done = self._sender.wait(seconds)
+        if self._finished:
+            self._sender.stop()
+        return bool(done)
 
     @rank_zero_only
     def save(self) -> None:
@@ -254,3 +261,5 @@ class MLflowLogger(Logger):
         self._sender.stop()
         self._journal.close()
         self._finished = True
+        if self._folder is not None and not left:
+            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from plugins.loggers.delivery import METRICS_A_BATCH, Delivery, Point, is_refusa
 from plugins.loggers.journal import Journal, decode
 from plugins.loggers.tracking import check_store
 
-_SENT_FILE, _LOCK_FILE = ".mlflow_sent.json", ".mlflow_sender.lock"
+SENT_FILE, _LOCK_FILE = ".mlflow_sent.json", ".mlflow_sender.lock"
 _LONGEST_PAUSE = 15.0
 
 
@@ -216,13 +216,13 @@ class Sender:
 
     def _load_offset(self) -> int:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            note = json.loads((self.run_dir / _SENT_FILE).read_text())
+            note = json.loads((self.run_dir / SENT_FILE).read_text())
             if note["run_id"] == self.delivery.run_id and 0 <= note["bytes"] <= self.journal.size:
                 return int(note["bytes"])
         return 0
 
     def _save_offset(self) -> None:
-        path = self.run_dir / _SENT_FILE
+        path = self.run_dir / SENT_FILE
         with contextlib.suppress(OSError):  # a full disk: after a restart more is asked for, nothing else
             aside = path.with_suffix(".tmp")
             aside.write_text(json.dumps({"run_id": self.delivery.run_id, "bytes": self.offset}))

@@ -127,9 +127,9 @@ def test_a_run_without_a_server_is_sent_later(
     run_dir = tmp_path / "offline"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", NOBODY)
     with pytest.raises(ConfigError, match="no MLflow server answers"):
-        MLflowLogger(experiment="later").check(run_dir)
+        MLflowLogger(experiment="later").check(resume=False)
     logger = MLflowLogger(experiment="later", start_offline=True, finish_seconds=0.3)
-    logger.check(run_dir)
+    logger.check(resume=False)
     with pytest.warns(UserWarning, match="takes nothing at the moment"):
         logger.open(run_dir)
         logger.log_params({"lr": 0.1})
