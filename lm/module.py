@@ -67,6 +67,7 @@ class LlamaModule(LightningModule):
         self.model: Any = None  # Llama, once configure_model has built it
         self.metrics: dict[str, float] = {}
         self._step_loss: Tensor | float = 0.0
+        self._last_step = -1  # whose metrics were recorded, or that the run began at
         self._validation_sums: Tensor = torch.zeros(0)
 
     def setup(self, stage: str) -> None:
@@ -116,6 +117,7 @@ class LlamaModule(LightningModule):
         return self.optim_config.lr * lr_multiplier(step, self.trainer.max_steps, self.schedule)
 
     def on_train_start(self) -> None:
+        self._last_step = self.trainer.global_step
         self.lr(self.trainer.global_step)  # a cooldown without a checkpoint stops here, in one line
 
     def on_train_batch_start(self, batch: Mapping[str, Any], batch_idx: int) -> None:
@@ -134,10 +136,13 @@ class LlamaModule(LightningModule):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Mapping[str, Any], batch_idx: int) -> None:
-        if (batch_idx + 1) % self.trainer.accumulate_grad_batches != 0:
-            return
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0 and self.trainer.global_step != self._last_step:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """Record the metrics of the optimizer step that is done now. Collective."""
         step_loss, self._step_loss = self._step_loss, 0.0
-        step = self.trainer.global_step  # steps done, this one included
+        step = self._last_step = self.trainer.global_step  # steps done, this one included
         if step == self.trainer.max_steps:
             self.trainer.val_check_batch = self.trainer.fit_loop.total_batch_idx + 1  # always validate at the end
         trainer: Any = self.trainer
@@ -182,6 +187,10 @@ class LlamaModule(LightningModule):
             logger.log_metrics(values, step=self.trainer.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self.trainer.global_step == self._last_step + 1 and self._last_step >= 0:
+            # Callbacks save before on_train_batch_end comes here: a run killed in between would go on behind this step,
+            # and its loss would never have been written down.
+            self._end_step()
         checkpoint["model_config"] = dataclasses.asdict(self.model_config)
         last_lr = self.lr(max(self.trainer.global_step - 1, 0))
         checkpoint["schedule"] = {**dataclasses.asdict(self.schedule), "last_lr": last_lr}

@@ -195,12 +195,16 @@ def test_a_cell_of_two_processes_survives_killed_and_hung_ranks(
         return max((int(name[5:]) for name in names), default=0)
 
     try:
-        first = soon(checkpoints, 300)
-        os.kill(rank_pids(folder)[1], signal.SIGKILL)
+        soon(checkpoints, 300)
+        before = rank_pids(folder)
+        os.kill(before[1], signal.SIGKILL)
+        soon(lambda: len(rank_pids(folder)) == 2 and not set(rank_pids(folder)) & set(before), 300)
+        first = checkpoints()
         soon(lambda: checkpoints() > first, 300)
         os.kill(rank_pids(folder)[0], signal.SIGSTOP)
         assert process.wait(timeout=400) == 0, (folder / "log").read_text()
     finally:
         process.kill()
     assert row(folder, hard) == row(tmp_path / "quiet", quiet)
+    assert "failed" not in (folder / "log").read_text()
     assert not list((folder / "runs/cells").iterdir())  # checkpoints live as long as the cell runs
