@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     def command() -> None:
-        from plugins.loggers.history import metric_history
+        from plugins.loggers.read_run import metric_history
 
         draw(metric_history(options.run), options.run, options.out)
         print(options.out)

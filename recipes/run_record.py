@@ -15,7 +15,6 @@ from lm.data.flops import flops_until
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.loggers.mlflow import MLflowLogger
-from plugins.loggers.tracking import check_store, tracking_uri
 from recipes.version import git_commit
 
 
@@ -38,16 +37,25 @@ class RunRecord(SaveConfigCallback):
         resume = (run_dir / "config.yaml").exists()
         loggers = [logger for logger in trainer.loggers if isinstance(logger, MLflowLogger)]
         try:
-            if loggers:
-                check_store(tracking_uri())  # before config.yaml says that there is a run
+            for logger in loggers:
+                logger.check(resume)  # before config.yaml says that there is a run
             self._write_config(run_dir)
+            for logger in loggers:
+                self._open(logger, run_dir, resume)
         except ConfigError as error:
             return str(error)
         for logger in loggers:
-            logger.open(run_dir, resume=resume)
             logger.log_params(run_facts(trainer, pl_module))
             logger.log_artifact(run_dir / "config.yaml")
         return None
+
+    def _open(self, logger: MLflowLogger, run_dir: Path, resume: bool) -> None:
+        try:
+            logger.open(run_dir, resume=resume)
+        except ConfigError:
+            if not resume:
+                (run_dir / "config.yaml").unlink(missing_ok=True)  # there is no run
+            raise
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what the run reads, and keep it: only here all stages are known, also those of a resumed run."""

@@ -92,16 +92,31 @@ class Resources:
     """What one trial takes.
 
     Attributes:
-        cpus: cores; the trial runs as many threads.
-        gpus: devices, may be a fraction: several small trials share one.
+        cpus: cores of each process; it runs as many threads.
+        gpus: devices of each process, may be a fraction: several small trials share one.
+        processes: ranks that train one cell, all on one node.
+        strategy: of several processes: ddp, fsdp, hsdp, zero1, zero2 or zero3.
+        hang_seconds: ranks that finish no batch for so long are ended and go on from the newest checkpoint.
     """
 
     cpus: int = 1
     gpus: float = 0
+    processes: int = 1
+    strategy: str = "ddp"
+    hang_seconds: float = 600
 
     def __post_init__(self) -> None:
         if self.cpus < 1 or self.gpus < 0:
             raise ConfigError("resources: cpus must be at least 1 and gpus not negative")
+        if self.processes < 1 or self.hang_seconds <= 0:
+            raise ConfigError("resources: processes must be at least 1 and hang_seconds positive")
+        if self.processes > 1 and self.gpus != int(self.gpus):
+            raise ConfigError("resources: each of several processes needs whole gpus, 1 or (on CPUs) 0")
+
+    @property
+    def trial_cpus(self) -> int:
+        """Cores of all processes of a trial."""
+        return self.cpus * self.processes
 
 
 @dataclass(frozen=True)

@@ -86,8 +86,8 @@ def finished_sweep(config: SweepConfig, cells: Sequence[Cell], settings: Mapping
     Raises:
         ConfigError: there is none, or it is unfinished.
     """
-    from plugins.loggers.sweep_ledger import SweepLedger, absolute_uri
-    from plugins.loggers.tracking import check_store, tracking_uri
+    from plugins.loggers.sweep_ledger import SweepLedger
+    from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
     from sweeps.resume import choose_parent
 
     uri = absolute_uri(tracking_uri())

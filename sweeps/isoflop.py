@@ -31,6 +31,7 @@ from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+from sweeps.leftovers import remove_leftovers
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
-    from plugins.loggers.sweep_ledger import absolute_uri
-    from plugins.loggers.tracking import check_store, tracking_uri
+    from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
     corpus = read_corpus(config.data.dir)
     cells = build_grid(config, corpus)
@@ -104,12 +104,14 @@ def _run_missing(
     from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
     from sweeps.settings import settings_of
 
+    remove_leftovers()
     ledger = SweepLedger(uri, config.experiment)  # also makes database and experiment before any trial writes
     settings = settings_of(config, corpus)
     choice = choose_parent(ledger, config, cells, resume, settings)
     print(choice.message, flush=True)
     utilisation = None
     if choice.missing:
+        _check_room(config, cores or _cores())
         parent = choice.run_id or _new_parent(ledger, config, cells)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
@@ -122,6 +124,15 @@ def _run_missing(
         totals = {"cells": float(len(rows)), "cells_done": float(sum(row["status"] in DONE for row in rows))}
         ledger.finish_sweep(parent, "complete" if complete else FAILED, totals)
     return SweepResult(config.experiment, parent, rows, complete, utilisation)
+
+
+def _check_room(config: SweepConfig, cores: int) -> None:
+    """Ray would wait for ever for cores that are not there."""
+    if "RAY_ADDRESS" not in os.environ and cores < config.resources.trial_cpus:
+        raise ConfigError(
+            f"one trial takes {config.resources.trial_cpus} cores (resources: processes x cpus), there are {cores};"
+            " ask for fewer, or set RAY_ADDRESS to a cluster"
+        )
 
 
 def _cores() -> int:
@@ -203,8 +214,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(args: argparse.Namespace) -> int:
     overrides = {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
     config = load_config(args.config, overrides)
-    if args.cores is not None and args.cores < config.resources.cpus:
-        raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.cpus})")
+    if args.cores is not None and args.cores < config.resources.trial_cpus:
+        raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.trial_cpus})")
     if args.dry_run:
         return _dry_run(config)
     result = run_sweep(config, resume=args.resume, cores=args.cores)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from plugins.loggers import tracking
+from plugins.loggers.history import latest
 from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
 from sweeps.where import row_filter
 
@@ -182,8 +183,9 @@ def read_mlflow(
     query = f"tags.`{KIND}` = 'cell'"
     if parent_run_id:
         query += f" and tags.`mlflow.parentRunId` = '{parent_run_id}'"
-    for run in search_all(client(tracking_uri), experiment, query):
-        row = _row(run)
+    mlflow_client = client(tracking_uri)
+    for run in search_all(mlflow_client, experiment, query):
+        row = _row(mlflow_client, run)
         if keep(row):
             label = str(
                 run.data.tags.get("scalewright.cell_id") or run.data.params.get(names["run"]) or run.info.run_id
@@ -204,11 +206,11 @@ def read_mlflow(
     return RunTable.from_runs(runs, excluded, _one(cells, "flops_convention"), _one(cells, "n_convention"))
 
 
-def _row(run: Any) -> dict[str, object]:
+def _row(mlflow_client: Any, run: Any) -> dict[str, object]:
     """Params and metrics by name; metrics win. Diverged metrics come back as NaN or as the largest double."""
     row: dict[str, object] = {key: parse(text) for key, text in run.data.params.items()}
     row[PARENT] = run.data.tags.get("mlflow.parentRunId")
-    for key, value in run.data.metrics.items():
+    for key, value in latest(mlflow_client, run).items():
         row[key] = math.inf if value >= LARGEST_LOSS else value
     return row
 

@@ -9,11 +9,12 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 import tempfile
 import time
 import traceback
 import warnings
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
@@ -26,11 +27,13 @@ from plugins.loggers.sweep_ledger import (
     RUNNING,
     SweepLedger,
     cell_tags,
-    patient_uri,
     with_retries,
 )  # fmt: skip
+from plugins.loggers.tracking import patient_uri
+from sweeps import several
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
+from sweeps.leftovers import cell_folder
 from sweeps.recipe import cell_recipe
 
 # Logged points of a cell's loss curve: enough to draw it, few enough to cost nothing.
@@ -45,6 +48,9 @@ def trial_spec(cell: Cell, config: SweepConfig, tracking_uri: str, parent_run_id
         "budget_flops": cell.budget_flops,
         "vocab_size": cell.model.vocab_size,
         "threads": config.resources.cpus,
+        "steps": cell.steps,
+        "several": several_of(config),
+        "cells_dir": os.path.abspath(os.path.join(config.runs_dir, "cells")),
         "tracking_uri": tracking_uri,
         "experiment": config.experiment,
         "parent_run_id": parent_run_id,
@@ -79,7 +85,22 @@ def recipe_config(cell: Cell, config: SweepConfig, parent_run_id: str) -> dict[s
             {"class_path": "sweeps.stop_diverged.StopDiverged"},
         ],
     }
+    resources = config.resources
+    if resources.processes > 1:
+        return several.with_processes(recipe, resources.processes, resources.strategy, cell.steps)
     return recipe
+
+
+def several_of(config: SweepConfig) -> dict[str, Any] | None:
+    """How the ranks of a cell are run; None for a cell of one process."""
+    resources = config.resources
+    if resources.processes == 1:
+        return None
+    return {
+        "processes": resources.processes,
+        "hang_seconds": resources.hang_seconds,
+        "max_restarts": config.max_failures,
+    }
 
 
 class CellTrial(tune.Trainable):
@@ -122,31 +143,78 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
     Returns:
         status (complete, diverged or failed), val_loss, error, run_id, cpu_seconds, wall_seconds of this process.
     """
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu, wall = _cpu_seconds(), time.perf_counter()
     ledger = SweepLedger(spec["tracking_uri"], spec["experiment"])
     # A process that died under this cell (lost node, out of memory) left a run behind.
-    ledger.supersede(run for run in ledger.cells(spec["parent_run_id"]) if run.cell_id == spec["cell_id"])
-    folder = tempfile.mkdtemp(prefix="scalewright-cell-")
-    logger: Any = None
-    status, loss, error = FAILED, math.nan, ""
+    going_on = several.earlier_run(spec) if spec["several"] else None
+    mine = [run for run in ledger.cells(spec["parent_run_id"]) if run.cell_id == spec["cell_id"]]
+    ledger.supersede(run for run in mine if run.run_id != going_on)
+    if going_on is not None:
+        ledger.reopen_cell(going_on)
+    trained = _Trained(going_on)
     try:
-        parts = _build({**spec["recipe"], "runs_dir": folder})
-        logger = parts.trainer.loggers[0]
-        parts.trainer.fit(parts.module, datamodule=parts.data)
-        status, loss = outcome(parts.module.metrics, parts.trainer, spec["vocab_size"])
+        train = _train_several if spec["several"] else _train
+        train(spec, trained)
     except ConfigError as problem:
-        error = str(problem)
+        trained.error = str(problem)
     except Exception:  # a cell that crashes is a row of the table, not the end of the sweep
-        error = traceback.format_exc(limit=-8)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    seconds = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
-    run_id = getattr(logger, "run_id", None)
-    if run_id is None:
+        trained.error = traceback.format_exc(limit=-8)
+    seconds = {"cpu_seconds": _cpu_seconds() - cpu, "wall_seconds": time.perf_counter() - wall}
+    status, error = trained.status, trained.error
+    if trained.run_id is None:
         ledger.fail_cell(spec["parent_run_id"], spec["cell_id"], spec["label"], error)
     else:
-        status, error = _close(ledger, logger, spec, status, error, seconds)
-    return {"status": status, "val_loss": loss, "error": error.strip(), "run_id": run_id, **seconds}
+        status, error = _close(ledger, trained, spec, seconds)
+    return {
+        "status": status, "val_loss": trained.loss, "error": error.strip(), "run_id": trained.run_id, **seconds,
+    }  # fmt: skip
+
+
+@dataclass
+class _Trained:
+    """What came of a cell; pending are metric values that the tracking store did not take."""
+
+    run_id: str | None = None
+    status: str = FAILED
+    loss: float = math.nan
+    error: str = ""
+    pending: int = 0
+
+
+def _train(spec: dict[str, Any], trained: _Trained) -> None:
+    """In this process."""
+    logger: Any = None
+    with cell_folder() as folder:
+        try:
+            parts = _build({**spec["recipe"], "runs_dir": str(folder)})
+            logger = parts.trainer.loggers[0]
+            parts.trainer.fit(parts.module, datamodule=parts.data)
+            trained.status, trained.loss = outcome(parts.module.metrics, parts.trainer, spec["vocab_size"])
+        finally:
+            if logger is not None and logger.run_id is not None:
+                trained.run_id = logger.run_id
+                if not logger.flush(120):
+                    trained.pending = logger.pending
+
+
+def _train_several(spec: dict[str, Any], trained: _Trained) -> None:
+    """In processes of its own."""
+    try:
+        metrics, step, trained.pending = several.train(spec)
+    except Exception:
+        trained.run_id = several.earlier_run(spec) or trained.run_id
+        several.remove(spec)
+        raise
+    trained.run_id = several.earlier_run(spec)
+    several.remove(spec)
+    progress = SimpleNamespace(global_step=step, max_steps=spec["steps"])
+    trained.status, trained.loss = outcome(metrics, progress, spec["vocab_size"])
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _build(recipe: dict[str, Any]) -> Any:
@@ -176,24 +244,19 @@ def outcome(metrics: dict[str, float], trainer: Any, vocab_size: int) -> tuple[s
     return COMPLETE, loss
 
 
-def _close(
-    ledger: SweepLedger, logger: Any, spec: dict[str, Any], status: str, error: str, seconds: dict[str, float]
-) -> tuple[str, str]:
-    """Send what is left, then the status; a result that the store did not take is a failed cell."""
+def _close(ledger: SweepLedger, trained: _Trained, spec: dict[str, Any], seconds: dict[str, float]) -> tuple[str, str]:
+    """Write the seconds, then the status; a result that the store did not take is a failed cell."""
     from mlflow.entities import Metric, Param
 
+    assert trained.run_id is not None
     now_ms = int(time.time() * 1000)
     rows = [Metric(key, value, now_ms, 0) for key, value in seconds.items()]
     params = [Param(key, str(value)) for key, value in spec["params"].items()]
-    with_retries(lambda: ledger.client.log_batch(logger.run_id, metrics=rows, params=params))
-    give_up = time.monotonic() + 120
-    while logger.pending and time.monotonic() < give_up:
-        logger.flush()
-        if logger.pending:
-            time.sleep(1.0)
-    if logger.pending and status != FAILED:
-        status, error = FAILED, f"the tracking store did not take {logger.pending} metrics of this cell"
-    if not ledger.close_cell(logger.run_id, status, error):
+    with_retries(lambda: ledger.client.log_batch(trained.run_id, metrics=rows, params=params))
+    status, error = trained.status, trained.error
+    if trained.pending and status != FAILED:
+        status, error = FAILED, f"the tracking store did not take {trained.pending} metrics of this cell"
+    if not ledger.close_cell(trained.run_id, status, error):
         return FAILED, "another process took this cell over"
     return status, error
 

@@ -28,9 +28,9 @@ def run_trials(
 
     progress = Progress(ledger, parent_run_id, cells, done_before)
     specs = {cell.cell_id: trial_spec(cell, config, ledger.uri, parent_run_id) for cell in cells}
-    resources: dict[str, float] = {"cpu": config.resources.cpus}
+    resources: dict[str, float] = {"cpu": config.resources.trial_cpus}
     if config.resources.gpus:
-        resources["gpu"] = config.resources.gpus
+        resources["gpu"] = config.resources.gpus * config.resources.processes
     tuner = tune.Tuner(
         tune.with_resources(CellTrial, resources),
         param_space={"spec": tune.grid_search([specs[cell.cell_id] for cell in cells])},

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from plugins.loggers.tracking import experiment_id_for
+from plugins.loggers.history import latest
+from plugins.loggers.tracking import experiment_id_for, patient_uri
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
 # A diverged cell would diverge again: it has its answer.
@@ -24,19 +25,6 @@ _KIND, _STATUS = "scalewright.kind", "scalewright.status"
 _SWEEP, _GRID, _CELL, _DRIVER = "scalewright.sweep", "scalewright.grid", "scalewright.cell_id", "scalewright.driver"
 _SETTINGS = "scalewright.settings"
 _T = TypeVar("_T")
-
-
-def patient_uri(uri: str) -> str:
-    """A SQLite address whose writers wait up to a minute for each other instead of SQLite's 5 seconds."""
-    return f"{uri}?timeout=60" if uri.startswith("sqlite:") and "?" not in uri else uri
-
-
-def absolute_uri(uri: str) -> str:
-    """A relative SQLite path made absolute, so that processes in other folders open the same file."""
-    prefix = "sqlite:///"
-    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
-        return prefix + os.path.abspath(uri[len(prefix) :])
-    return uri
 
 
 def with_retries(action: Callable[[], _T], seconds: float = 120.0) -> _T:
@@ -118,7 +106,7 @@ class SweepLedger:
                 run.data.tags.get(_CELL, ""),
                 run.data.tags.get(_STATUS, ""),
                 run.data.params,
-                run.data.metrics,
+                with_retries(lambda run=run: latest(self.client, run)),  # type: ignore[misc]
                 run.data.tags,
             )
             for run in runs
@@ -183,6 +171,11 @@ class SweepLedger:
         for run in runs:
             if run.status == FAILED:
                 self._tag(run.run_id, {_STATUS: SUPERSEDED})
+
+    def reopen_cell(self, run_id: str) -> None:
+        """A cell that was cut off goes on from its checkpoint, in the same run."""
+        with_retries(lambda: self.client.update_run(run_id, status="RUNNING"))
+        self._tag(run_id, {_STATUS: RUNNING})
 
     def close_cell(self, run_id: str, status: str, error: str = "") -> bool:
         """Write a cell's last word; False when somebody superseded the run in the meantime."""

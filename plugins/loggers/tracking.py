@@ -17,6 +17,19 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI
 
 
+def patient_uri(uri: str) -> str:
+    """A SQLite address whose writers wait up to a minute for each other instead of SQLite's 5 seconds."""
+    return f"{uri}?timeout=60" if uri.startswith("sqlite:") and "?" not in uri else uri
+
+
+def absolute_uri(uri: str) -> str:
+    """A relative SQLite path made absolute, so that processes in other folders open the same file."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix) and not uri.startswith(prefix + "/"):
+        return prefix + os.path.abspath(uri[len(prefix) :])
+    return uri
+
+
 def check_store(uri: str, seconds: float = 10.0) -> None:
     """Make sure that somebody answers, before work begins that would be recorded there.
 

@@ -18,7 +18,7 @@ def test_a_run_with_callbacks_from_config_is_drawn(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from plugins.loggers.history import metric_history
+    from plugins.loggers.read_run import metric_history
     from recipes.dashboard import main
 
     done = pretrain(folder, "--name", "shown", *RUN, "--config", "conf/callbacks/integrity.yaml")

@@ -18,7 +18,8 @@ import yaml
 from lm.data.files import exclusive
 from lm.errors import ConfigError
 from plugins.loggers import sweep_ledger
-from plugins.loggers.sweep_ledger import SweepLedger, absolute_uri, cell_tags, patient_uri, with_retries
+from plugins.loggers.sweep_ledger import SweepLedger, cell_tags, with_retries
+from plugins.loggers.tracking import absolute_uri, patient_uri
 from sweeps import isoflop, ray_session
 from sweeps.config import parse_config
 from sweeps.grid import Cell, Corpus, _set_values, build_grid, grid_id
