@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from plugins.callbacks.step_end import after_step
 
 EXIT_CODE = 142  # 128 + SIGALRM: a wait that lasted too long; from 128 on, schedulers take it for worth another try
-_SHARE = 0.8  # of the strategy's timeout_seconds
+_SHARE = 0.7  # of the strategy's timeout_seconds
 _AFTER_STEP, _VALIDATION, _VALIDATED, _ENDED = range(1_000_000, 5_000_000, 1_000_000)  # after any micro-batch
 
 
@@ -67,7 +67,7 @@ class Heartbeat(Callback):
     """Part of every RecipeTrainer; does nothing in a single process.
 
     Each rank notes where it is, which costs nothing; a thread puts that into the store of the process group, at most
-    every 30 seconds. A rank that has not moved for 4/5 of the strategy's timeout_seconds reads where the others are.
+    every 30 seconds. A rank that has not moved for 7/10 of the strategy's timeout_seconds reads where the others are.
     When some are behind, it names them in one line (the lowest of those that wait does) and ends, with exit code 142,
     so that whatever started the run can start it again. When nobody is behind, it leaves it to the process group.
     """
@@ -121,7 +121,7 @@ class Heartbeat(Callback):
     def _start(self, trainer: Trainer) -> None:
         timeout = getattr(trainer.strategy, "_timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 1800.0
-        self._limit, self._pause = _SHARE * seconds, min(30.0, max(0.2, seconds / 20))
+        self._limit, self._pause = _SHARE * seconds, min(30.0, max(0.1, seconds / 40))
         self._rank, self._world_size = trainer.global_rank, trainer.world_size
         self._launcher = trainer.strategy.launcher
         store: Any = dist.distributed_c10d._get_default_store()
