@@ -117,7 +117,9 @@ class TokenDataModule(LightningDataModule):
         if self._is_set_up:
             self.plan = self._make_plan()
             self.order = self._make_order()
-            if self._fitting() is not None:
+            fitting = self._fitting()
+            # In a running fit (a roll-back) the number of micro-batches is that of the step under way.
+            if fitting is not None and fitting.fit_loop._data_fetcher is None:
                 self._set_layout()
 
     def setup(self, stage: str) -> None:

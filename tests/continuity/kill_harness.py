@@ -8,14 +8,14 @@ from collections import Counter
 from pathlib import Path
 
 from plugins.strategies import checkpoint
-from tests.continuity.launch import Job, fit_arguments, histories
+from tests.continuity.launch import Job, Prepare, fit_arguments, histories
 
 KINDS = ("save", "validation", "step")
 
 
-def run_whole(folder: Path, world_size: int, more: list[str]) -> dict[str, float]:
+def run_whole(folder: Path, world_size: int, more: list[str], prepare: Prepare | None = None) -> dict[str, float]:
     """One run without faults, under the name whole-<world_size>. Returns the median seconds of each kind of moment."""
-    job = Job(folder, fit_arguments(folder, f"whole-{world_size}", *more), world_size)
+    job = Job(folder, fit_arguments(folder, f"whole-{world_size}", *more), world_size, prepare)
     spans: dict[str, list[float]] = {kind: [] for kind in KINDS}
     began, what = time.monotonic(), ""
 
@@ -31,17 +31,19 @@ def run_whole(folder: Path, world_size: int, more: list[str]) -> dict[str, float
     return {kind: sorted(times)[len(times) // 2] for kind, times in spans.items()}
 
 
-def run_killed(folder: Path, world_size: int, kills: int, more: list[str], seed: int = 0) -> Counter[str]:
+def run_killed(
+    folder: Path, world_size: int, kills: int, more: list[str], seed: int = 0, prepare: Prepare | None = None
+) -> Counter[str]:
     """The same run, killed `kills` times: in turn in a save, a validation and a step, at a random moment of it.
 
     Returns:
         how often it was killed in the midst of what.
     """
-    spans = run_whole(folder, world_size, more)
+    spans = run_whole(folder, world_size, more, prepare)
     chooser, hit = random.Random(seed), Counter[str]()
     arguments = fit_arguments(folder, f"killed-{world_size}", *more)
     for number in range(kills):
-        job, kind, later = Job(folder, arguments, world_size), KINDS[number % 3], chooser.randint(0, 1)
+        job, kind, later = Job(folder, arguments, world_size, prepare), KINDS[number % 3], chooser.randint(0, 1)
 
         def at_the_moment(what: str, step: int, kind: str = kind) -> bool:
             nonlocal later
@@ -52,7 +54,7 @@ def run_killed(folder: Path, world_size: int, kills: int, more: list[str], seed:
         time.sleep(chooser.uniform(0, spans[kind]))
         what, _ = job.kill()
         hit[what] += 1
-    job = Job(folder, arguments, world_size)
+    job = Job(folder, arguments, world_size, prepare)
     assert job.join() == [0] * world_size, job.output()
     return hit
 

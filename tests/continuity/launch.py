@@ -31,6 +31,7 @@ _PRELOAD = [
     "plugins.callbacks.throughput",
 ]
 Prepare = Callable[["Tracer"], None]
+_OF_TIME = ("tokens_per", "checkpoint", "step_seconds", "work_seconds", "mfu", "memory_gb")
 
 
 class Tracer:
@@ -190,7 +191,15 @@ def _main(
     sys.exit(main())
 
 
-def write_experiment(folder: Path, steps: int, every: int, validate_every: int, callbacks: list | None = None) -> Path:
+def write_experiment(
+    folder: Path,
+    steps: int,
+    every: int,
+    validate_every: int,
+    callbacks: list | None = None,
+    data: dict[str, Any] | None = None,
+    optim: dict[str, Any] | None = None,
+) -> Path:
     """Two sources of random ids and a tiny model on them; 256 tokens a step."""
     documents = {
         name: {
@@ -204,13 +213,17 @@ def write_experiment(folder: Path, steps: int, every: int, validate_every: int, 
     experiment = {
         "runs_dir": str(folder / "runs"),
         "tokens": 256 * steps,
-        "model": {"config": {"vocab_size": 300, "d_model": 32, "n_layers": 1, "n_heads": 2}},
+        "model": {
+            "config": {"vocab_size": 300, "d_model": 32, "n_layers": 1, "n_heads": 2},
+            "optim": dict(optim or {}),
+        },
         "data": {
             "dir": str(folder / "data"),
             "sequence_length": 32,
             "global_batch_tokens": 256,
             "validation_windows": 32,
             "validation_batch_size": 4,
+            **(data or {}),
         },
         "trainer": {
             "accelerator": "cpu",
@@ -232,15 +245,23 @@ def fit_arguments(folder: Path, name: str, *more: str) -> list[str]:
 
 
 def histories(folder: Path, name: str) -> dict[str, dict[int, float]]:
-    """Metrics of a run in MLflow, {key: {step: value}}, without what depends on time. No point may be there twice."""
+    """Metrics of a run in MLflow, {key: {step: value}}, without what depends on time.
+
+    No point may be there twice, but on a branch that was given up.
+    """
     from mlflow.tracking import MlflowClient
+
+    from plugins.loggers.history import live, rewinds_of
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
     run_id = (folder / "runs" / name / "mlflow_run_id").read_text().strip()
     result = {}
-    for key in client.get_run(run_id).data.metrics:
+    run = client.get_run(run_id)
+    rewinds = rewinds_of(run.data.tags)
+    for key in run.data.metrics:
         points = client.get_metric_history(run_id, key)
+        points = live(points, rewinds) if rewinds else points
         steps = [point.step for point in points]
         assert len(set(steps)) == len(steps), f"{key}: {sorted(steps)}"
         result[key] = {point.step: point.value for point in points}
-    return {key: result[key] for key in sorted(result) if not key.startswith(("tokens_per", "checkpoint"))}
+    return {key: result[key] for key in sorted(result) if not key.startswith(_OF_TIME)}
