@@ -49,23 +49,23 @@ class RopeScaling:
     def __post_init__(self) -> None:
         where = "model.rope_scaling"
         _require(self.kind in KINDS, f"{where}.kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        _require(self.factor >= 1, f"{where}.factor must be at least 1, got {self.factor}")
+        _require(1 <= self.factor < math.inf, f"{where}.factor must be at least 1, got {self.factor}")
         _require(
             self.original_max_position > 0 or (self.kind == "linear" and self.original_max_position == 0),
             f"{where}.original_max_position must be positive for {self.kind}, got {self.original_max_position}; "
             "set it to the sequence length before the extension",
         )
         _require(
-            0 < self.low_freq_factor < self.high_freq_factor,
+            0 < self.low_freq_factor < self.high_freq_factor < math.inf,
             f"{where}.low_freq_factor must be positive and below high_freq_factor {self.high_freq_factor}, "
             f"got {self.low_freq_factor}",
         )
         _require(
-            0 < self.beta_slow < self.beta_fast,
+            0 < self.beta_slow < self.beta_fast < math.inf,
             f"{where}.beta_slow must be positive and below beta_fast {self.beta_fast}, got {self.beta_slow}",
         )
         _require(
-            self.attention_factor is None or self.attention_factor > 0,
+            self.attention_factor is None or 0 < self.attention_factor < math.inf,
             f"{where}.attention_factor must be positive, or null for 0.1 ln(factor) + 1, got {self.attention_factor}",
         )
 

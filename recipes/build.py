@@ -25,7 +25,7 @@ from lm.plan import training_flops
 from plugins.strategies.checkpoint import candidates
 from plugins.strategies.ports import choose_port
 from recipes.checks import check_seed, check_values, count_devices, set_max_steps
-from recipes.class_paths import check_class, restrict, shorten
+from recipes.class_paths import check_class, restrict, said_by_class, shorten
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
 from recipes.trainer import RecipeTrainer, check_precision, device_of, settle
@@ -147,6 +147,16 @@ class PretrainCLI(LightningCLI):
         )
         if self.choice and self.config.get("subcommand") and not is_child_rank():
             print(self.choice, file=sys.stderr)
+
+    def instantiate_classes(self) -> None:
+        """As of LightningCLI. What a class says of its own arguments is passed on as it said it: jsonargparse takes a
+        ValueError for a value that is none of the types it tries, and wraps it."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            if isinstance(error, ConfigError) or (reason := said_by_class(str(error))) is None:
+                raise
+            raise ConfigError(reason) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer: Any = super().instantiate_trainer(**kwargs)

@@ -14,6 +14,8 @@ ALLOWED = ("lm", "plugins", "recipes", "sweeps", "tests", "lightning", "torch", 
 _DENIED = re.compile(r"Importing '([^']+)' is not allowed")
 _NO_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\S+)")
 _PROBLEM = re.compile(r"Problem with given class_path '([^']+)': (.+?)(?: - |$)")
+_UNION = "Does not validate against any of the Union subtypes"
+_END = re.compile(r"; for the options run| - Not a valid subclass| - Expected a <class 'NoneType'>| Given value type")
 
 
 def restrict() -> None:
@@ -56,4 +58,41 @@ def shorten(message: str) -> str:
         return f"{where}class_path {found[1]} is refused: it is no subclass of {found[2]}"
     if found := _PROBLEM.search(message):
         return f"{where}class_path {found[1]} cannot be used: {found[2]}"
-    return message
+    return _innermost(message) if _UNION in message else message
+
+
+def said_by_class(message: str) -> str | None:
+    """What a class raised when it was built, out of what jsonargparse tells of all types that a key may have; None for
+    other messages."""
+    if _UNION not in message:
+        return None
+    reasons = re.findall(
+        r"^ +- (?!Expected a |Does not validate |Not a valid |a class path|a dict )(.+)", message, re.MULTILINE
+    )
+    if not reasons:
+        return None
+    null = "; a value is null that must not be" if "NoneType" in reasons[0] else ""
+    named = re.findall(r"class_path='([\w.]+)'", message) if null else []
+    return f"{named[0]}: {reasons[0]}{null}" if named else reasons[0]
+
+
+def _innermost(message: str) -> str:
+    """Of a value that is none of the types a key may have, jsonargparse tells about each type: keep the first, which
+    is the one that is meant."""
+    keys, rest = [], message
+    while True:
+        if key := re.match(r'Parser key "([^"]+)": ?', rest):
+            keys.append(key[1])
+            rest = rest[key.end() :]
+        elif rest.startswith("- Expected a path but ") and _UNION in rest:
+            rest = rest[rest.index(_UNION) :]
+        elif rest.startswith(_UNION) and " Errors: - " in rest:
+            rest = rest.partition(" Errors: - ")[2]
+        else:
+            break
+    given = re.search(r"Given value: (.*?)(?:; for the options run|$)", rest)
+    reason = _END.split(rest)[0]
+    wrong = re.findall(r"\{'class_path': '([\w.]+)'", message)  # what was accepted is a Namespace by now
+    inside = f" ({wrong[-1]})" if wrong else ""
+    got = f", got {given[1]}" if given and len(given[1]) < 80 and given[1] not in reason else ""
+    return f"{'.'.join(keys)}{inside}: {reason.rstrip()}{got}"

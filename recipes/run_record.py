@@ -14,6 +14,7 @@ from lm.data.epochs import format_stages, format_table
 from lm.data.flops import flops_until
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
+from plugins.callbacks import run_lock
 from plugins.loggers.mlflow import MLflowLogger
 from recipes.version import git_commit
 
@@ -39,6 +40,7 @@ class RunRecord(SaveConfigCallback):
         try:
             for logger in loggers:
                 logger.check(resume)  # before config.yaml says that there is a run
+            self._lock(run_dir)
             self._write_config(run_dir)
             for logger in loggers:
                 self._open(logger, run_dir, resume)
@@ -48,6 +50,15 @@ class RunRecord(SaveConfigCallback):
             logger.log_params(run_facts(trainer, pl_module))
             logger.log_artifact(run_dir / "config.yaml")
         return None
+
+    def _lock(self, run_dir: Path) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # told by _write_config
+        problem = run_lock.hold(run_dir)
+        if problem is not None:
+            raise ConfigError(problem)
 
     def _open(self, logger: MLflowLogger, run_dir: Path, resume: bool) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -9,6 +11,7 @@ from lightning.pytorch import Trainer
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.runtime import choose, machine_of
+from plugins.callbacks import run_lock
 from plugins.callbacks.heartbeat import Heartbeat
 from plugins.callbacks.resume import Resume
 from plugins.callbacks.stop import StopSignals
@@ -34,11 +37,22 @@ class RecipeTrainer(Trainer):
 
             given = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
             precision, plugins = None, [*given, Float8()]
-        super().__init__(precision=precision, plugins=plugins, **kwargs)  # type: ignore[arg-type]
+        try:
+            super().__init__(precision=precision, plugins=plugins, **kwargs)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            twice = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+            if twice is None:
+                raise
+            raise ConfigError(f"trainer.callbacks names {twice[1]} twice; keep one") from None
         self._signal_connector: Any = StopSignals(self)
         self.resume = Resume(self)
         trainer: Any = self
         trainer.callbacks[:0] = [self.resume, Heartbeat()]
+
+    def _teardown(self) -> None:
+        """Also after an exception; loggers have said their last by now."""
+        super()._teardown()
+        run_lock.release(Path(self.default_root_dir))
 
 
 def check_precision(name: str | None) -> None:

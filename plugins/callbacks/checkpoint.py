@@ -41,7 +41,7 @@ class SavingCallback(Checkpoint):
         permanent_every_tokens: float = 0,
         final_retry_seconds: float = 60.0,
     ) -> None:
-        if keep < 0 or permanent_every_tokens < 0 or final_retry_seconds < 0:
+        if keep < 0 or not permanent_every_tokens >= 0 or not final_retry_seconds >= 0:  # NaN neither
             raise ConfigError("checkpoint: keep, permanent_every_tokens and final_retry_seconds must not be negative")
         self.keep = keep
         self.asynchronous = asynchronous

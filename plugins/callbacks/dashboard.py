@@ -25,6 +25,8 @@ from plugins.callbacks.tally import Tally
 from plugins.callbacks.update_watch import UpdateWatch, part_labels
 from plugins.strategies import collectives
 
+_LONGEST_HISTORY = 1_000_000  # values of each metric; all of them go into every checkpoint
+
 
 class Dashboard(Callback):
     """Records the metrics of docs/dashboard.md after steps n, 2 n, ... and changes nothing of training.
@@ -63,7 +65,9 @@ class Dashboard(Callback):
         ):
             if value < 1:
                 raise ConfigError(f"dashboard: {name} must be at least 1, got {value}")
-        if straggler_factor <= 1 or (peak_tflops is not None and peak_tflops <= 0):
+        if history_length > _LONGEST_HISTORY:
+            raise ConfigError(f"dashboard: history_length must be at most {_LONGEST_HISTORY}, got {history_length}")
+        if not straggler_factor > 1 or (peak_tflops is not None and not 0 < peak_tflops < math.inf):
             raise ConfigError("dashboard: straggler_factor must be above 1 and peak_tflops above 0")
         self.every_n_steps = every_n_steps
         self.score_every = score_every

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +49,9 @@ class LongStage:
             raise ConfigError(f"{where} needs one of from_tokens and from_fraction")
         if self.from_fraction is not None and not 0 < self.from_fraction < 1:
             raise ConfigError(f"{where}: from_fraction must lie between 0 and 1, got {self.from_fraction}")
-        if self.from_tokens is not None and self.from_tokens < 1:
-            raise ConfigError(f"{where}: from_tokens must be at least 1, got {self.from_tokens:g}")
-        if self.rope_theta is not None and not self.rope_theta > 1:
+        if self.from_tokens is not None and not 1 <= self.from_tokens < math.inf:
+            raise ConfigError(f"{where}: from_tokens must be a number from 1 on, got {self.from_tokens:g}")
+        if self.rope_theta is not None and not 1 < self.rope_theta < math.inf:
             raise ConfigError(f"{where}: rope_theta must be above 1, got {self.rope_theta}")
 
     def start(self, ramp: BatchRamp, max_steps: int) -> int:

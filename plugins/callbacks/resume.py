@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lm.errors import ConfigError
+from plugins.callbacks import run_lock
 from plugins.callbacks.checkpoint import tell
 from plugins.strategies import checkpoint, checkpoint_io, leftovers
 
@@ -45,6 +46,12 @@ class Resume(Callback):
             self._validate_first(trainer)
         if self.folder is None:
             return
+        if fitting and self.folder.parent.is_dir():
+            # Before anything there is set aside or deleted: it may be another process's.
+            problem = run_lock.hold(self.folder.parent) if trainer.is_global_zero else None
+            problem = trainer.strategy.broadcast(problem)
+            if problem is not None:
+                raise ConfigError(problem)
         if fitting and trainer.is_global_zero:
             leftovers.clean(self.folder)
         self.path = choose(trainer, self.folder, set_aside=fitting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,8 +43,10 @@ class Samples(Callback):
             raise ConfigError("samples: prompts must be a list of texts, none of them empty")
         if every_n_steps < 1 or max_new_tokens < 1:
             raise ConfigError("samples: every_n_steps and max_new_tokens must be at least 1")
-        if temperature < 0:
-            raise ConfigError(f"samples: temperature must not be negative, got {temperature}")
+        if not 0 <= temperature < math.inf:
+            raise ConfigError(f"samples: temperature must be a number from 0 on, got {temperature}")
+        if not 0 <= seed < 1 << 32:
+            raise ConfigError(f"samples: seed must be from 0 to {(1 << 32) - 1}, got {seed}")
         self.prompts = list(prompts)
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens

@@ -18,6 +18,8 @@ from plugins.callbacks.roll_backs import RollBack
 from plugins.callbacks.spike_rules import Spike, make_rule
 from plugins.strategies.checkpoint import CheckpointError
 
+_WIDEST_MARGIN = 1_000_000  # steps
+
 
 class SpikeGuard(Callback):
     """Judges each step by the gradient norm and the loss of its global batch before the optimizer applies anything.
@@ -55,9 +57,10 @@ class SpikeGuard(Callback):
         max_roll_backs: int = 3,
         margin_steps: int = 4,
     ) -> None:
-        if not 1 <= strikes <= strike_window or max_roll_backs < 0 or margin_steps < 0:
+        if not 1 <= strikes <= strike_window or max_roll_backs < 0 or not 0 <= margin_steps <= _WIDEST_MARGIN:
             raise ConfigError(
-                "spike_guard: strikes must be from 1 to strike_window, max_roll_backs and margin_steps 0 or more, got"
+                "spike_guard: strikes must be from 1 to strike_window, max_roll_backs 0 or more, margin_steps from 0 to"
+                f" {_WIDEST_MARGIN}, got"
                 f" strikes {strikes}, strike_window {strike_window}, max_roll_backs {max_roll_backs}, margin_steps"
                 f" {margin_steps}"
             )

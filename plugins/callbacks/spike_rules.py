@@ -15,6 +15,7 @@ from typing import Any
 from lm.errors import ConfigError
 
 QUANTITIES = ("grad_norm", "loss")
+LONGEST_WINDOW = 1_000_000  # values of each quantity; all of them go into every checkpoint
 
 # Least scale of a quantity as a share of its level: values that hardly vary must not make an ordinary step a spike.
 _LEAST_SCALE = {"grad_norm": 0.1, "loss": 0.02}
@@ -56,10 +57,10 @@ class Rule:
         self.window = self.window if window is None else window
         self.threshold = self.threshold if threshold is None else threshold
         self.warmup = min(self.warmup, self.window) if warmup is None else warmup
-        if self.window < 2 or not self.threshold > 0 or self.warmup < 1:
+        if not 2 <= self.window <= LONGEST_WINDOW or not self.threshold > 0 or self.warmup < 1:
             raise ConfigError(
-                f"spike_guard: window must be 2 or more, threshold positive and warmup 1 or more, got window"
-                f" {self.window}, threshold {self.threshold}, warmup {self.warmup}"
+                f"spike_guard: window must be from 2 to {LONGEST_WINDOW}, threshold positive and warmup 1 or more, got"
+                f" window {self.window}, threshold {self.threshold}, warmup {self.warmup}"
             )
         self.accepted = 0
 

@@ -85,7 +85,7 @@ class YoungCheckpoint(SavingCallback):
             "time_limit_seconds": 1 if time_limit_seconds is None else time_limit_seconds,
         }
         for name, value in positive.items():
-            if value <= 0:
+            if not value > 0:
                 raise ConfigError(f"YoungCheckpoint.{name} must be positive, got {value}")
         self.failures_per_device_day = failures_per_device_day
         self.first_step = first_step

@@ -24,6 +24,7 @@ from plugins.loggers.sender import SENT_FILE, Sender
 from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
 _OPEN_SECONDS = 120.0  # a new database is made in some 10 of them
+_MOST_SECONDS = 1e6
 _KILLED_SECONDS = 5.0  # batch systems that ask a process to end give it little time
 # The sender tries again by itself, and a step never waits for it; MLflow's client would try one address for 4 minutes.
 _CLIENT_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -57,6 +58,11 @@ class MLflowLogger(Logger):
         start_offline: bool = False,
     ):
         super().__init__()
+        if not experiment or not experiment.strip():
+            raise ConfigError("trainer.logger: experiment must be a name, got none")
+        for name, seconds in (("flush_seconds", flush_seconds), ("finish_seconds", finish_seconds)):
+            if not 0 <= seconds <= _MOST_SECONDS:
+                raise ConfigError(f"trainer.logger: {name} must be from 0 to {_MOST_SECONDS:g}, got {seconds}")
         self.experiment_name = experiment
         self.run_name = run_name
         self.tags = dict(tags or {})
