@@ -86,7 +86,7 @@ def read(run_dir: Path) -> tuple[list[RollBack], Ranges] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         skipped = [(int(start), int(stop)) for start, stop in content["skipped"]]
         return [RollBack.from_plain(values) for values in content["roll_backs"]], skipped
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         rank_zero_warn(f"{path} cannot be read ({error}): roll-backs newer than the checkpoint are forgotten")
         return None
 

@@ -24,6 +24,34 @@ from lm.errors import ConfigError
 
 FILE = "metrics.jsonl"
 
+# What each kind of record must have for MLflow to be told; of a newer version's kinds nothing is known.
+_FIELDS: dict[str, dict[str, type]] = {
+    "create": {"experiment": str, "tags": dict, "token": str},
+    "params": {"params": dict},
+    "tags": {"tags": dict},
+    "artifact": {"path": str},
+    "text": {"file": str, "text": str},
+    "status": {"status": str},
+    "rewind": {"step": int},
+}
+
+
+def is_record(record: Any) -> bool:
+    """True for what a line may hold; anything else is damage, and must stop neither the run nor what comes after it."""
+    if not isinstance(record, dict) or not isinstance(record.get("time"), int):
+        return False
+    if "metrics" in record:
+        values = record["metrics"]
+        return (
+            isinstance(record.get("step"), int)
+            and isinstance(values, dict)
+            and all(isinstance(v, int | float) or v in ("NaN", "Infinity", "-Infinity") for v in values.values())
+        )
+    do = record.get("do")
+    if not isinstance(do, str):
+        return False
+    return all(isinstance(record.get(field), kind) for field, kind in _FIELDS.get(do, {}).items())
+
 
 class Journal:
     """Appends to and reads from one file. Appending never raises: lines that a full disk refuses wait in memory.
@@ -70,7 +98,7 @@ class Journal:
     def read(self, offset: int = 0, end: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
         """(record, offset of the next one) of each line from `offset`, a line's beginning, up to `end` or `size`.
 
-        Lines that are not JSON (a damaged disk) are passed over.
+        Lines that are not JSON, or no record as this class was given it (a damaged disk), are passed over.
         """
         end = self.size if end is None else end
         if offset >= end:
@@ -81,7 +109,7 @@ class Journal:
                 offset += len(line)
                 with contextlib.suppress(ValueError):
                     record = json.loads(line)
-                    if isinstance(record, dict):
+                    if is_record(record):
                         yield record, offset
 
     def close(self) -> None:

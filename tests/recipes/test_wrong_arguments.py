@@ -39,7 +39,7 @@ def line_for(key: str, class_path: str, **arguments: Any) -> str:
         ("samples.Samples", {}, "required: prompts"),
         ("young_checkpoint.YoungCheckpoint", {"failures_per_device_day": math.nan}, "must be positive, got nan"),
         ("checkpoint.PeriodicCheckpoint", {"permanent_every_tokens": math.nan}, "must not be negative"),
-        ("checkpoint.PeriodicCheckpoint", {"every_n_steps": 1.5}, "every_n_steps: Expected a <class 'int'>"),
+        ("checkpoint.PeriodicCheckpoint", {"every_n_steps": 1.5}, "Expected a <class 'int'>. Got value: 1.5"),
         ("long_context.LongContext", {"stages": [{"from_tokens": math.inf, "sequence_length": 64}]}, "from_tokens"),
         (
             "long_context.LongContext",
