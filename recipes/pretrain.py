@@ -26,7 +26,8 @@ def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2, a signal 128 + its number."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from recipes.build import PretrainCLI, is_child_rank
+    from recipes.build import PretrainCLI
+    from recipes.checks import is_child_rank
     from recipes.cpu import keep_freed_memory
 
     quiet()
