@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from lm.runtime import Machine
 from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.callbacks.progress import StepProgress
 from plugins.callbacks.young_checkpoint import YoungCheckpoint
-from recipes import trainer
+from recipes import pretrain, trainer
 from recipes.trainer import RecipeTrainer, check_precision, settle
 from sweeps.config import SweepConfig
 
@@ -72,3 +73,16 @@ def test_unknown_precision_is_one_line() -> None:
 def test_a_sweep_may_not_pick_by_size() -> None:
     with pytest.raises(ConfigError, match="precision auto would differ between the cells"):
         SweepConfig(name="s", budgets={1e12: (32, 64)}, precision="auto")
+
+
+def test_a_warning_and_a_lost_rank_are_one_line() -> None:
+    """No place in the source, no code line under it; gloo's path and advice are left out."""
+    before = warnings.formatwarning, warnings.filters[:]
+    try:
+        pretrain.quiet()
+        assert warnings.formatwarning("rank 1\nis slow", UserWarning, "a.py", 1) == "warning: rank 1 is slow\n"
+        assert "a.py:1" in warnings.formatwarning("odd", RuntimeWarning, "a.py", 1)
+    finally:
+        warnings.formatwarning, warnings.filters[:] = before  # type: ignore[index]
+    lost = RuntimeError("[/x/gloo/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. This is often")
+    assert pretrain._first_sentence(lost) == "Read error [127.0.0.1]:1: Connection reset by peer"
