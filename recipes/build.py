@@ -24,7 +24,7 @@ from lm.module import LlamaModule
 from lm.plan import training_flops
 from plugins.strategies.checkpoint import candidates
 from plugins.strategies.ports import choose_port
-from recipes.checks import check_seed, check_values, count_devices, set_max_steps
+from recipes.checks import check_seed, check_values, count_devices, is_child_rank, set_max_steps
 from recipes.class_paths import check_class, restrict, said_by_class, shorten
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
@@ -235,11 +235,6 @@ def default_strategy(trainer: Any) -> Any:
         cuda = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         count = torch.cuda.device_count() if cuda else 1
     return "single" if count * int(trainer.num_nodes) == 1 else "ddp"
-
-
-def is_child_rank() -> bool:
-    """True in every process but the first: only that one may judge the run folder, before it writes there."""
-    return int(os.environ.get("LOCAL_RANK", 0)) > 0 or int(os.environ.get("RANK", 0)) > 0
 
 
 def build(config: dict[str, Any]) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -102,3 +103,8 @@ def set_max_steps(config: Any, steps: int) -> None:
             f"warning: the learning rate never reaches its peak: {schedule.warmup_steps} warmup steps, {steps} in all",
             file=sys.stderr,
         )
+
+
+def is_child_rank() -> bool:
+    """True in every process but the first: only that one may judge the run folder, before it writes there."""
+    return int(os.environ.get("LOCAL_RANK", 0)) > 0 or int(os.environ.get("RANK", 0)) > 0

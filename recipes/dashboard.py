@@ -28,6 +28,9 @@ PANELS = (
     ("eps over root of second moment", "", ("eps_ratio",), True),
     ("seconds a step by rank", "s", ("step_seconds", "work_seconds"), False),
     ("clipped and skipped steps", "share", ("clipped_fraction", "skipped_fraction"), False),
+    ("tokens a second", "", ("tokens_per_s",), False),
+    ("memory of the fullest rank", "GB", ("memory_gb",), False),
+    ("MFU", "share", ("mfu",), False),
 )
 _ENDS = {"embedding": "#b8590b", "head": "#9c1c5b", "final_norm": "0.55"}  # parts that are no layer
 _CATEGORIES = ("#1f5fa8", "#c2571a", "#1a7f37", "#7a4ea3", "#8a6d00", "#0f7c80")
@@ -88,6 +91,8 @@ def _series(history: History, prefixes: Sequence[str]) -> dict[str, Sequence[tup
         for name in sorted(names, key=_order):
             label = name.partition("/")[2].replace("_", " ")
             found[f"{label} (own work)" if prefix == "work_seconds" else label] = history[name]
+        if prefix == "loss" and found and "val_loss" in history:
+            found["validation"] = history["val_loss"]
     return found
 
 
@@ -108,7 +113,8 @@ def _panel(axis: Any, series: Mapping[str, Sequence[tuple[int, float]]], logarit
     for label, points in series.items():
         axis.plot(
             *zip(*points, strict=True), color=colours[label], lw=1.3, ls="--" if "own work" in label else "-",
-            marker="o" if len(points) < 4 else None, ms=3, label=label if label in shown else None,
+            marker="o" if len(points) < 4 or label == "validation" else None, ms=3,
+            label=label if label in shown else None,
         )  # fmt: skip
     values = [value for points in series.values() for _, value in points]
     if logarithmic and min(values) > 0 and max(values) > 10 * min(values):
@@ -142,8 +148,8 @@ def _colours(series: Mapping[str, Any], numbered: list[str]) -> dict[str, Any]:
         base = label.split(" (")[0]
         if base in colours:
             colours[label] = colours[base]
-        elif label == "all":
-            colours[label] = "0.25"
+        elif label in ("all", "validation"):
+            colours[label] = "0.25" if label == "all" else "black"
         else:
             colours[label] = _ENDS.get(label.replace(" ", "_")) or next(others)
     return colours

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 import warnings
+from typing import Any
 
 from lm.errors import ConfigError
 
@@ -26,7 +27,8 @@ def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2, a signal 128 + its number."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from recipes.build import PretrainCLI, is_child_rank
+    from recipes.build import PretrainCLI
+    from recipes.checks import is_child_rank
     from recipes.cpu import keep_freed_memory
 
     quiet()
@@ -41,7 +43,11 @@ def main() -> int:
         if not _lost_contact(error):
             raise
         rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
-        print(f"error: rank {rank} lost the other ranks: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+        print(
+            f"error: rank {rank} lost the other ranks: {_first_sentence(error)}; --ckpt_path auto goes on from the "
+            "newest checkpoint",
+            file=sys.stderr,
+        )
         return LOST_CONTACT
     except KeyboardInterrupt:  # before training has begun; later it saves first (plugins/callbacks/stop.py)
         return 130
@@ -56,8 +62,24 @@ def _lost_contact(error: RuntimeError) -> bool:
     )
 
 
+def _first_sentence(error: Exception) -> str:
+    """Without the place in the library's source and its general advice."""
+    text = re.sub(r"\[\S+\.(cc|cpp|h|hpp):\d+\]\s*", "", " ".join(str(error).split()))
+    return text.partition(". ")[0][:300]
+
+
 def quiet() -> None:
-    """Drop messages that ask for nothing a user of this recipe should do."""
+    """Drop messages that ask for nothing a user of this recipe should do; a warning is one line, as an error is."""
+    plain = warnings.formatwarning
+
+    def one_line(message: Any, category: type[Warning], *where: Any, **line: Any) -> str:
+        return (
+            f"warning: {' '.join(str(message).split())}\n"
+            if category is UserWarning
+            else plain(message, category, *where, **line)
+        )
+
+    warnings.formatwarning = one_line
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*`__len__` defined.*")

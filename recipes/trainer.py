@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
 
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.runtime import choose, machine_of
 from plugins.callbacks import run_lock
+from plugins.callbacks.checkpoint import SavingCallback
 from plugins.callbacks.heartbeat import Heartbeat
+from plugins.callbacks.progress import StepProgress
 from plugins.callbacks.resume import Resume
 from plugins.callbacks.stop import StopSignals
 from plugins.strategies.portable import PRECISIONS
+from recipes.checks import is_child_rank
 
 NAMES = ("auto", *PRECISIONS, "fp8")
 
@@ -37,6 +42,9 @@ class RecipeTrainer(Trainer):
 
             given = plugins if isinstance(plugins, list) else [] if plugins is None else [plugins]
             precision, plugins = None, [*given, Float8()]
+        kwargs["callbacks"] = settle_callbacks(kwargs.get("callbacks"))
+        if kwargs.get("enable_progress_bar") is not False and not kwargs.get("barebones"):
+            kwargs["callbacks"] = with_progress(kwargs["callbacks"])
         try:
             super().__init__(precision=precision, plugins=plugins, **kwargs)  # type: ignore[arg-type]
         except RuntimeError as error:
@@ -53,6 +61,27 @@ class RecipeTrainer(Trainer):
         """Also after an exception; loggers have said their last by now."""
         super()._teardown()
         run_lock.release(Path(self.default_root_dir))
+
+
+def settle_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks of a run: of several that save checkpoints the last one, which is said in one line.
+
+    Each of them removes old checkpoints by its own rules: two would remove what the other keeps for good.
+    """
+    given = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+    saving = [callback for callback in given if isinstance(callback, SavingCallback)]
+    if len(saving) < 2:
+        return list(given)
+    if not is_child_rank():
+        last = type(saving[-1]).__name__
+        print(f"note: of {len(saving)} callbacks that save checkpoints the last one counts: {last}", file=sys.stderr)
+    return [callback for callback in given if callback is saving[-1] or callback not in saving]
+
+
+def with_progress(callbacks: list[Any]) -> list[Any]:
+    """With the recipe's lines of progress where none are configured; Lightning would draw a bar without a loss."""
+    shown = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    return callbacks if shown else [*callbacks, StepProgress()]
 
 
 def check_precision(name: str | None) -> None:

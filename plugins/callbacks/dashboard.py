@@ -244,9 +244,10 @@ class Dashboard(Callback):
 
     def _name_straggler(self, rank: int, seconds: list[float], step: int) -> None:
         others = sorted(seconds[:rank] + seconds[rank + 1 :])
+        theirs = f"the others' {others[0]:.3g} to" if len(others) > 1 else "the other's"
         rank_zero_warn(
             f"dashboard: rank {rank} on {self._hosts[rank]} is slow: at step {step} its own work took "
-            f"{seconds[rank]:.3g} s, the others' {others[0]:.3g} to {others[-1]:.3g} s"
+            f"{seconds[rank]:.3g} s, {theirs} {others[-1]:.3g} s"
         )
 
     def _pause(self) -> None:

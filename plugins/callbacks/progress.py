@@ -22,7 +22,7 @@ class StepProgress(ProgressBar):
         self.every_seconds = every_seconds
         self._enabled = True
         self._started = self._printed = 0.0
-        self._first_step = 0
+        self._first_step = -1
 
     def disable(self) -> None:
         self._enabled = False
@@ -52,6 +52,13 @@ class StepProgress(ProgressBar):
         if self._enabled and trainer.is_global_zero and trainer.global_step > self._first_step:
             line = self._line(trainer, pl_module, f"{time.monotonic() - self._started:.0f} s")
             print(f"{line}\nrun {trainer.default_root_dir}", file=sys.stderr, flush=True)
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
+        """A run that was complete before it began says so, instead of nothing."""
+        complete = stage == "fit" and self._first_step < 0 and 0 < trainer.max_steps <= trainer.global_step
+        if complete and self._enabled and trainer.is_global_zero:
+            step = f"step {trainer.global_step}/{trainer.max_steps}"
+            print(f"{step}: complete, nothing to do\nrun {trainer.default_root_dir}", file=sys.stderr, flush=True)
 
     def _line(self, trainer: Trainer, pl_module: Any, time_text: str) -> str:
         step, total = trainer.global_step, trainer.max_steps

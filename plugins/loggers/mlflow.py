@@ -108,7 +108,13 @@ class MLflowLogger(Logger):
             ConfigError: no server answers, and the run is new.
         """
         if not self.start_offline and not resume:
-            check_store(tracking_uri())
+            try:
+                check_store(tracking_uri())
+            except ConfigError as error:
+                hint = (
+                    "; --trainer.logger.init_args.start_offline true starts without" if "answers" in str(error) else ""
+                )
+                raise ConfigError(f"{error}{hint}") from None
 
     @rank_zero_only
     def open(self, run_dir: Path | None, resume: bool = False) -> None:

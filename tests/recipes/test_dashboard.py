@@ -19,7 +19,7 @@ def test_a_run_with_callbacks_from_config_is_drawn(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from plugins.loggers.read_run import metric_history
-    from recipes.dashboard import main
+    from recipes.dashboard import _series, main
 
     done = pretrain(folder, "--name", "shown", *RUN, "--config", "conf/callbacks/integrity.yaml")
     assert done.returncode == 0, done.stderr
@@ -28,6 +28,7 @@ def test_a_run_with_callbacks_from_config_is_drawn(
     for name in ("loss/prose", "update_ratio/block_00", "attention_logit/block_00", "log_z", "tokens_per_s"):
         assert dict(recorded[name]) == history(folder, "shown", name)
     assert [step for step, _ in recorded["grad_norm/head"]] == [10]
+    assert list(_series(recorded, ("loss",)))[-1] == "validation" and "memory_gb" in recorded
     assert (folder / "runs/shown/samples/step-00000016.txt").read_text().startswith("=== In the beginning\n")
 
     assert main([str(folder / "runs" / "shown"), "--out", str(folder / "shown.png")]) == 0

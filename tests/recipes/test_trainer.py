@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import pytest
 
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.runtime import Machine
-from recipes import trainer
+from plugins.callbacks.checkpoint import PeriodicCheckpoint
+from plugins.callbacks.progress import StepProgress
+from plugins.callbacks.young_checkpoint import YoungCheckpoint
+from recipes import pretrain, trainer
 from recipes.trainer import RecipeTrainer, check_precision, settle
 from sweeps.config import SweepConfig
 
@@ -29,6 +35,34 @@ def test_the_trainer_takes_what_was_settled() -> None:
     assert built.precision == "bf16-mixed"
 
 
+def test_one_callback_saves_and_one_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint callback that a config adds takes the place of the default: two would prune each other's."""
+    young, bar = YoungCheckpoint(permanent_every_tokens=1e3), StepProgress(every_seconds=3.0)
+    built = RecipeTrainer(accelerator="cpu", logger=False, callbacks=[PeriodicCheckpoint(), bar, young])
+    callbacks: list[object] = built.callbacks  # type: ignore[attr-defined]
+    assert [one for one in callbacks if isinstance(one, (PeriodicCheckpoint, YoungCheckpoint))] == [young]
+    assert built.progress_bar_callback is bar
+    assert capsys.readouterr().err == (
+        "note: of 2 callbacks that save checkpoints the last one counts: YoungCheckpoint\n"
+    )
+
+    plain = RecipeTrainer(accelerator="cpu", logger=False, callbacks=[PeriodicCheckpoint()])
+    assert isinstance(plain.progress_bar_callback, StepProgress)
+    assert capsys.readouterr().err.count("note:") == 0
+
+
+def test_a_run_that_is_complete_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its loop is skipped, so no step ever tells; one that trained has told already."""
+    bar, state = StepProgress(), SimpleNamespace(global_step=8, max_steps=8, is_global_zero=True, default_root_dir="r")
+    bar.teardown(state, None, "validate")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+    bar.teardown(state, None, "fit")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "step 8/8: complete, nothing to do\nrun r\n"
+    bar.on_train_start(state, None)  # type: ignore[arg-type]
+    bar.teardown(state, None, "fit")  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
+
+
 def test_unknown_precision_is_one_line() -> None:
     for known in ("auto", "32-true", "bf16-mixed", "fp8", None):
         check_precision(known)
@@ -39,3 +73,16 @@ def test_unknown_precision_is_one_line() -> None:
 def test_a_sweep_may_not_pick_by_size() -> None:
     with pytest.raises(ConfigError, match="precision auto would differ between the cells"):
         SweepConfig(name="s", budgets={1e12: (32, 64)}, precision="auto")
+
+
+def test_a_warning_and_a_lost_rank_are_one_line() -> None:
+    """No place in the source, no code line under it; gloo's path and advice are left out."""
+    before = warnings.formatwarning, warnings.filters[:]
+    try:
+        pretrain.quiet()
+        assert warnings.formatwarning("rank 1\nis slow", UserWarning, "a.py", 1) == "warning: rank 1 is slow\n"
+        assert "a.py:1" in warnings.formatwarning("odd", RuntimeWarning, "a.py", 1)
+    finally:
+        warnings.formatwarning, warnings.filters[:] = before  # type: ignore[index]
+    lost = RuntimeError("[/x/gloo/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. This is often")
+    assert pretrain._first_sentence(lost) == "Read error [127.0.0.1]:1: Connection reset by peer"
