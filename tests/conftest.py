@@ -7,6 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+_SLOW_SECONDS = 1200
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test has longer than the usual time: it compiles or starts many processes, on a busy machine too."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))
+
 
 @pytest.fixture(autouse=True)
 def _environment_stays() -> Iterator[None]:

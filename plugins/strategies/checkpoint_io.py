@@ -151,6 +151,9 @@ class Reader:
 def _write(tensors: dict[str, Tensor], data: bytes, folder: Path, group: dist.ProcessGroup | None) -> None:
     """Tensors by all ranks, the rest by rank 0, all of it synced to the disk."""
     writer = dcp.FileSystemWriter(folder, sync_files=True)
+    # Sorted: which rank writes which tensor depends on their order, and that of optimizer states on the file that they
+    # were loaded from. A run that was resumed writes the same bytes as one that never stopped.
+    tensors = dict(sorted(tensors.items()))
     dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=not collectives.is_distributed())
     if collectives.rank() == 0:
         with open(folder / STATE, "wb") as stream:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plugins.strategies import checkpoint, checkpoint_io
 from plugins.strategies.checkpoint import CheckpointError
 from tests.distributed.scenario import CONFIG, SINGLE, Model, SaveAt, build_trainer, fit
 
@@ -93,3 +94,13 @@ def test_state_that_could_not_be_loaded_safely_fails_at_save(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="state 'callbacks' holds more than plain values"):
         fit(build_trainer(SINGLE, 1, callbacks=[Careless(1, tmp_path / "step-00000001")]), Model())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_order_of_tensors_changes_no_file(tmp_path) -> None:
+    """A resumed optimizer may hold its states in another order; they are spread over the ranks as before."""
+    tensors = {f"optim/{name}/{key}": torch.rand(3) for name in "ab" for key in ("exp_avg", "exp_avg_sq")}
+    files = []
+    for order in (list(tensors), list(tensors)[::-1]):
+        checkpoint_io.save({key: tensors[key] for key in order}, {}, tmp_path / "step-00000001", 1)
+        files.append(checkpoint.read_manifest(tmp_path / "step-00000001")["files"]["__0_0.distcp"])
+    assert files[0] == files[1]
