@@ -15,7 +15,6 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lm.data.dropped import Ranges
-from plugins.strategies import collectives
 
 FILE = "spike_guard.json"
 _MOST_TAG = 4000  # characters; MLflow takes 5,000 to 8,000
@@ -45,22 +44,24 @@ class RollBack:
         return cls(**{**values, "dropped": [(int(start), int(stop)) for start, stop in values["dropped"]]})
 
 
-def write(run_dir: Path, roll_backs: list[RollBack], skipped: Ranges) -> None:
-    """Replace the file: it holds the old content or the new, whenever the process dies. Collective.
+def write(run_dir: Path, roll_backs: list[RollBack], skipped: Ranges) -> bool:
+    """Replace the file, on rank 0: it holds the old content or the new, whenever the process dies.
 
     Args:
         skipped: all ranges of k that the run drops from now on.
 
-    Raises:
-        CheckpointError: on all ranks; the file cannot be written.
+    Returns:
+        False where that failed, which is no reason to stop a run; a warning says so.
     """
-    error: BaseException | None = None
-    if collectives.rank() == 0:
-        try:
-            _write(run_dir, {"roll_backs": [back.plain() for back in roll_backs], "skipped": skipped})
-        except OSError as failure:
-            error = failure
-    collectives.raise_together(error, f"cannot write {run_dir / FILE}")
+    try:
+        _write(run_dir, {"roll_backs": [back.plain() for back in roll_backs], "skipped": skipped})
+    except OSError as error:
+        rank_zero_warn(
+            f"cannot write {run_dir / FILE} ({error.strerror}): tried again later; a run that is killed before its next"
+            " checkpoint would forget the roll-back"
+        )
+        return False
+    return True
 
 
 def _write(run_dir: Path, content: dict[str, Any]) -> None:

@@ -72,6 +72,7 @@ class SpikeGuard(Callback):
         self._struck: list[int] = []  # 0-based steps of the strikes that still count
         self._regime: list[int] | None = None
         self._spike: Spike | None = None  # of the step under way
+        self._unwritten = False  # whether the file of roll-backs lacks one
         self._trainer: Any = None
 
     # Hooks ----------------------------------------------------------------------------------------------------------
@@ -99,6 +100,7 @@ class SpikeGuard(Callback):
             self._record(pl_module, {f"spike/{spike.quantity}": spike.value, **self._counts()})
         elif trainer.global_step % trainer.log_every_n_steps == 0:
             self._record(pl_module, self._counts())
+            self._write_down(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         guards = getattr(trainer.strategy, "guards", [])
@@ -189,8 +191,9 @@ class SpikeGuard(Callback):
         skipped = with_ranges(order, dropped)
         self.roll_backs = [*history, RollBack(struck[0], struck[-1], step, to_step, dropped)]
         rewind.remove_after(path.parent, to_step)
-        roll_backs.write(Path(trainer.default_root_dir), self.roll_backs, skipped)
         data.rolled_back(skipped)
+        self._unwritten = True
+        self._write_down(trainer)
         rewind.reload_data(trainer)
         samples = sum(stop - start for start, stop in dropped)
         self._say(
@@ -198,6 +201,11 @@ class SpikeGuard(Callback):
             f" (roll-back {len(self.roll_backs)} of {self.max_roll_backs}), {samples} samples around them are dropped"
         )
         self._tell_loggers(trainer, to_step)
+
+    def _write_down(self, trainer: Any) -> None:
+        if self._unwritten and trainer.is_global_zero:
+            skipped = trainer.datamodule.order.skipped
+            self._unwritten = not roll_backs.write(Path(trainer.default_root_dir), self.roll_backs, skipped)
 
     def _load_first(self, trainer: Any, candidates: list[Path]) -> Path:
         """Load the first checkpoint that is whole; every rank takes the same."""

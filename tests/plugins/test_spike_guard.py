@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 
 from lm.data.order import Stage
 from lm.errors import ConfigError, RunStopped
+from plugins.callbacks import roll_backs
 from plugins.callbacks.roll_backs import FILE
 from plugins.callbacks.spike_guard import SpikeGuard
 from plugins.strategies.checkpoint import latest
@@ -241,14 +242,25 @@ def test_a_restart_decides_as_the_run_that_was_never_stopped(folder, tmp_path, r
     assert same(module, whole) and data.skipped == DROPPED and len(watch.roll_backs) == 1
 
 
-def test_a_checkpoint_of_an_abandoned_branch_is_gone_or_refused(folder, tmp_path) -> None:
+def test_a_checkpoint_of_an_abandoned_branch_is_gone_or_refused(folder, tmp_path, monkeypatch) -> None:
+    """And a disk that is full for a moment costs neither the run nor the record of its roll-back."""
+    write, failures = roll_backs._write, [OSError(28, "No space left on device")]
+
+    def full_at_first(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        write(*arguments)
+
+    monkeypatch.setattr(roll_backs, "_write", full_at_first)
+
     class SaveAfterStrike(Callback):
         def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
             if trainer.global_step == 36 and not (tmp_path / "kept").exists():
                 trainer.save_checkpoint(tmp_path / "checkpoints" / "step-00000036")
                 trainer.save_checkpoint(tmp_path / "kept")
 
-    run(folder, tmp_path, 38, guard(), SaveAfterStrike(), poison=POISON)
+    run(folder, tmp_path, 38, guard(), SaveAfterStrike(), poison=POISON, log_every_n_steps=1)
+    assert not failures and json.loads((tmp_path / FILE).read_text())["skipped"] == [list(pair) for pair in DROPPED]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000020", "step-00000030", "step-00000038"]
     with pytest.raises(ConfigError, match="step 36 belongs to a branch that the spike guard gave up"):
