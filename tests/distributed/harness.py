@@ -121,6 +121,8 @@ def _main(
     import torch
     import torch.distributed as dist
 
+    # Loader workers are forked, as in a process that a user starts; inherited, each would import everything anew.
+    multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)
     with open(stacks, "w") as stack_file:
         faulthandler.dump_traceback_later(max(timeout_seconds - 2, 1), file=stack_file)
