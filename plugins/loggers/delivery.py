@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -186,5 +187,10 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message, shortened."""
+    """An error's message, shortened; of a connection that failed, why, and not the whole tower of layers above it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionError | TimeoutError | socket.gaierror) and getattr(cause, "strerror", None):
+            return f"the server does not answer ({cause.strerror})"
+        cause = cause.__cause__ or cause.__context__
     return " ".join(str(error).split())[:300] or type(error).__name__
