@@ -95,7 +95,7 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
 @pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_hangs_is_named(folder: Path, stopped: int) -> None:
     """A stopped process says nothing more; the other one ends by itself and says whom it waited for."""
-    strategy = ["--trainer.strategy", "plugins.strategies.ddp.DDP", "--trainer.strategy.timeout_seconds", "15"]
+    strategy = ["--trainer.strategy", "plugins.strategies.ddp.DDP", "--trainer.strategy.timeout_seconds", "25"]
     job = Job(folder, fit_arguments(folder, f"hang-{stopped}", *strategy), 2, slow_steps)
     assert job.wait_for(at_step(5)), job.output()
     process = job.processes[stopped]
