@@ -119,7 +119,7 @@ class TokenDataModule(LightningDataModule):
             self.order = self._make_order()
             fitting = self._fitting()
             # In a running fit (a roll-back) the number of micro-batches is that of the step under way.
-            if fitting is not None and fitting.fit_loop._data_fetcher is None:
+            if fitting is not None and getattr(fitting.fit_loop, "_data_fetcher", None) is None:
                 self._set_layout()
 
     def setup(self, stage: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ray import tune
 
-from lm.errors import ConfigError
+from lm.errors import ConfigError, RunStopped
 from plugins.loggers.sweep_ledger import (
     COMPLETE,
     DIVERGED,
@@ -188,7 +188,11 @@ def _train(spec: dict[str, Any], trained: _Trained) -> None:
         try:
             parts = _build({**spec["recipe"], "runs_dir": str(folder)})
             logger = parts.trainer.loggers[0]
-            parts.trainer.fit(parts.module, datamodule=parts.data)
+            try:
+                parts.trainer.fit(parts.module, datamodule=parts.data)
+            except RunStopped as stop:  # gradients that are not finite for 100 steps, with losses that are
+                trained.status, trained.error = DIVERGED, str(stop)
+                return
             trained.status, trained.loss = outcome(parts.module.metrics, parts.trainer, spec["vocab_size"])
         finally:
             if logger is not None and logger.run_id is not None:

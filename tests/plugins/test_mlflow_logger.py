@@ -240,21 +240,25 @@ def test_experiments_that_cannot_be_used_are_one_error(client: Any, tmp_path: Pa
 
 def test_a_full_disk_keeps_lines_for_later(tmp_path: Path) -> None:
     """/dev/full refuses every byte; then there is room again, and lines arrive in order."""
+
+    def point(step: int) -> dict[str, Any]:
+        return {"step": step, "time": 0, "metrics": {"loss": 1.0}}
+
     journal = Journal(tmp_path / FILE)
-    journal.append({"n": 0})
+    journal.append(point(0))
     good = journal._file
     journal._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     truncate, os.ftruncate = os.ftruncate, lambda *_: None  # a device has no length
     try:
-        journal.append({"n": 1})
-        journal.append({"n": 2})
+        journal.append(point(1))
+        journal.append(point(2))
     finally:
         os.ftruncate = truncate
         journal._file.close()
-    assert journal.waiting == 2 and [record["n"] for record, _ in journal.read()] == [0]
+    assert journal.waiting == 2 and [record["step"] for record, _ in journal.read()] == [0]
     journal._file = good
-    journal.append({"n": 3})
-    assert journal.waiting == 0 and [record["n"] for record, _ in Journal(tmp_path / FILE).read()] == [0, 1, 2, 3]
+    journal.append(point(3))
+    assert journal.waiting == 0 and [record["step"] for record, _ in Journal(tmp_path / FILE).read()] == [0, 1, 2, 3]
     journal.close()
 
 

@@ -179,7 +179,8 @@ def test_cells_that_diverge_or_crash_are_rows(
     parent = start(ledger, config, cells, [])
     wild = trial_spec(cells[0], config, ledger.uri, parent)
     wild["recipe"]["model"]["optim"]["lr"] = 1e6
-    assert run_cell(wild)["status"] == "diverged"
+    result = run_cell(wild)
+    assert result["status"] == "diverged", result
     broken = trial_spec(cells[1], config, ledger.uri, parent)
     broken["recipe"]["data"]["dir"] = "/nowhere"
     result = run_cell(broken)
