@@ -61,11 +61,7 @@ class GQA(nn.Module):
         self.scale = 1 / math.sqrt(E) if config.mup is None else math.sqrt(config.mup.base_d_head) / E
 
     def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
-        B, T, _ = x_BTD.shape
-        q_BTHE, k_BTKE, v_BTKE = (w(x_BTD).view(B, T, -1, self.d_head) for w in (self.wq, self.wk, self.wv))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
-        q_BTHE, k_BTKE = apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin)
+        q_BTHE, k_BTKE, v_BTKE = self.project(x_BTD, cos, sin)
         if self.context is not None:  # until here some positions of all heads, now all positions of some heads
             q_BTHE, k_BTKE, v_BTKE = self.context.to_heads(q_BTHE, k_BTKE, v_BTKE)
         for watch in self.watch_scores:
@@ -74,6 +70,14 @@ class GQA(nn.Module):
         if self.context is not None:
             out = self.context.to_positions(out)
         return self.wo(out)
+
+    def project(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, T, H, E], keys and values [B, T, K, E], rotated to their positions; cos, sin as in apply_rope."""
+        B, T, _ = x_BTD.shape
+        q_BTHE, k_BTKE, v_BTKE = (w(x_BTD).view(B, T, -1, self.d_head) for w in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
+        return apply_rope(q_BTHE, cos, sin), apply_rope(k_BTKE, cos, sin), v_BTKE
 
 
 class SwiGLU(nn.Module):

@@ -86,11 +86,11 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Args:
         x: [B, T, H, E], any float dtype.
-        cos, sin: [T, E / 2] fp32.
+        cos, sin: [T, E / 2] or [B, T, E / 2] fp32.
 
     Returns:
         [B, T, H, E] in x's dtype; the rotation is done in fp32.
     """
     first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)

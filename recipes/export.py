@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lm.config import ModelConfig
     from plugins.strategies.checkpoint_io import Reader
 
-_MODEL = "param/model."  # how the LightningModule's checkpoint names the model's parameters
+MODEL_PREFIX = "param/model."  # how the LightningModule's checkpoint names the model's parameters
 _DATA = "TokenDataModule"  # where Lightning keeps the data's state
 
 
@@ -127,17 +127,17 @@ def tensors(reader: Reader, config: ModelConfig) -> tuple[dict[str, tuple[int, .
     names = {hf_name(name): name for name in ours}
     saved = reader.metadata.state_dict_metadata
     for name, shape in ours.items():
-        entry: Any = saved.get(_MODEL + name)
+        entry: Any = saved.get(MODEL_PREFIX + name)
         if entry is None or tuple(entry.size) != shape:
             raise ConfigError(f"{reader.path} has no {name} of shape {shape}, which its own model config asks for")
 
     def read(theirs: str) -> Tensor:
         name = names[theirs]
-        entry: Any = saved[_MODEL + name]
+        entry: Any = saved[MODEL_PREFIX + name]
         tensor = torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*single process.*")
-            reader.load({_MODEL + name: tensor})
+            reader.load({MODEL_PREFIX + name: tensor})
         factor = export_factor(name, config)
         return tensor if factor == 1.0 else tensor.mul_(factor)
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from recipes.data import main as data_main
+from recipes.export import main as export_main
 from tests.distributed import harness
 from tests.parity import jobs
 
@@ -68,3 +69,11 @@ def run_folder(tmp_path_factory, corpus: Path) -> Path:
     settings["trainer"] |= {"strategy": "fsdp", "devices": 2}
     harness.run(jobs.fit, 2, settings)
     return folder / "small"
+
+
+@pytest.fixture(scope="session")
+def exported(run_folder: Path, tmp_path_factory) -> Path:
+    """The run's newest checkpoint as a Hugging Face folder."""
+    out = tmp_path_factory.mktemp("exported") / "new" / "model"
+    assert export_main(["--ckpt_path", str(run_folder), "--out", str(out), "--max-shard-bytes", "50000"]) == 0
+    return out

@@ -30,13 +30,6 @@ def our_model(checkpoint: Path) -> Llama:
     return model
 
 
-@pytest.fixture(scope="session")
-def exported(run_folder: Path, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("exported") / "new" / "model"
-    assert main(["--ckpt_path", str(run_folder), "--out", str(out), "--max-shard-bytes", "50000"]) == 0
-    return out
-
-
 @pytest.fixture
 def model(run_folder: Path) -> Llama:
     return our_model(run_folder / "checkpoints" / "step-00000004")

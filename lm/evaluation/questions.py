@@ -1,0 +1,178 @@
+"""Questions with known answers: exact match of what the model writes, and the probability of the right answer.
+
+Exact match jumps where a model gets the last of several tokens right; the logarithm of the answer's probability moves
+all the way there. A jump in the first without one in the second is an artefact of the measure (Schaeffer et al. 2023,
+arXiv 2304.15004), so both are always reported together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import string
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lm.errors import ConfigError
+from lm.evaluation.text import losses
+from lm.generation import generate
+from lm.loss import IGNORE
+from lm.model import Llama
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One line of a question file.
+
+    Attributes:
+        prompt: what the model is given, to the letter.
+        answers: any of them is right.
+    """
+
+    prompt: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question and what came of it.
+
+    Attributes:
+        written: what the model wrote, up to a line's end.
+        exact: whether it is one of the answers after `normalise`.
+        log_probability: ln P(answer | prompt) of the likeliest of the answers, nats.
+        per_byte: the same over the answer's UTF-8 bytes.
+    """
+
+    question: Question
+    written: str
+    exact: bool
+    log_probability: float
+    per_byte: float
+
+
+@dataclass(frozen=True)
+class QuestionScore:
+    """Means over a question file.
+
+    Attributes:
+        exact_match: share of questions.
+        log_probability: nats, mean over questions.
+        per_byte: nats per byte of the answer, mean over questions.
+        answered: every question.
+    """
+
+    answered: tuple[Answered, ...]
+
+    @property
+    def exact_match(self) -> float:
+        return sum(row.exact for row in self.answered) / len(self.answered)
+
+    @property
+    def log_probability(self) -> float:
+        return math.fsum(row.log_probability for row in self.answered) / len(self.answered)
+
+    @property
+    def per_byte(self) -> float:
+        return math.fsum(row.per_byte for row in self.answered) / len(self.answered)
+
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% interval of the exact match (Wilson 1927): questions are a sample of what could be asked."""
+        n, p, z = len(self.answered), self.exact_match, 1.959964
+        centre, spread = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return (centre - spread) / (1 + z * z / n), (centre + spread) / (1 + z * z / n)
+
+
+def normalise(text: str) -> str:
+    """What is compared: NFKC, lower case, without ASCII punctuation and a, an, the, spaces made single.
+
+    The rules of SQuAD's evaluation (Rajpurkar et al. 2016, arXiv 1606.05250) after Unicode's compatibility form.
+    """
+    text = unicodedata.normalize("NFKC", text).casefold().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", text).split())
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Lines of {"prompt": text, "answer": text or list of texts}.
+
+    Raises:
+        ConfigError: the file cannot be read, or the first line that is not one.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
+    found = [_question(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ConfigError(f"{path} holds no question")
+    return found
+
+
+def _question(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON ({error})") from None
+    prompt, answers = (row.get("prompt"), row.get("answer")) if isinstance(row, dict) else (None, None)
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(prompt, str) or not prompt:
+        raise ConfigError(f"{where}: no text under 'prompt'")
+    if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
+        raise ConfigError(f"{where}: 'answer' must be a text or a list of texts, none of them empty")
+    return Question(prompt, tuple(answers))
+
+
+def ask(
+    model: Llama,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    eot_id: int,
+    max_new_tokens: int = 32,
+    rows: int = 16,
+) -> QuestionScore:
+    """Greedy answers, cut at the first line's end, and the probability of the right ones.
+
+    The answer follows the prompt in tokens of its own, after one space where neither has one at the seam.
+    """
+    answered: list[Answered] = []
+    for part in _chunks(questions, rows):
+        prompts = [tokenizer.encode(one.prompt, add_special_tokens=False).ids for one in part]
+        texts = generate(model, prompts, max_new_tokens, {eot_id})
+        for question, prompt, ids in zip(part, prompts, texts, strict=True):
+            written = tokenizer.decode([token for token in ids if token != eot_id]).lstrip("\n").split("\n")[0].strip()
+            right = {normalise(answer) for answer in question.answers}
+            best, per_byte = max(_answer(model, tokenizer, question, prompt, answer) for answer in question.answers)
+            answered.append(Answered(question, written, normalise(written) in right, best, per_byte))
+    return QuestionScore(tuple(answered))
+
+
+def _answer(
+    model: Llama, tokenizer: Tokenizer, question: Question, prompt: Sequence[int], answer: str
+) -> tuple[float, float]:
+    """(ln P(answer | prompt), the same per byte)."""
+    seam = "" if question.prompt[-1:].isspace() or answer[:1].isspace() else " "
+    ids = tokenizer.encode(seam + answer, add_special_tokens=False).ids
+    whole = torch.tensor([[*prompt, *ids]])
+    labels = whole[:, 1:].clone()
+    labels[:, : len(prompt) - 1] = IGNORE
+    value = -float(losses(model, whole[:, :-1], labels).sum())
+    return value, value / len((seam + answer).encode())
+
+
+def _chunks(questions: Sequence[Question], size: int) -> Iterator[Sequence[Question]]:
+    for start in range(0, len(questions), size):
+        yield questions[start : start + size]

@@ -1,0 +1,209 @@
+"""The measurements of recipes.evaluate: each takes the model and the command's options, tells `log`, returns values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.loading import Trained
+
+_LEAD = (
+    "bits/byte leads: perplexity and loss count per token, and tokens are the tokenizer's own; only bits per byte of\n"
+    "the same text compares models with different tokenizers."
+)
+_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def score_text(
+    trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]
+) -> dict[str, Any]:
+    from lm.evaluation.text import NOTHING, score_file, score_source
+
+    context = window // 2 if options.context is None else options.context
+    found = {}
+    if options.data:
+        manifest = _data(trained, options.data)
+        for source in manifest.source_names:
+            found[source] = score_source(trained.model, manifest, source, window, options.windows)
+        if len(found) > 1:
+            found["all sources"] = sum(found.values(), NOTHING)
+    for path in options.text or ():
+        found[str(path)] = score_file(trained.model, trained.tokenizer, path, window, context)
+    rows = [("text", "bits/byte", "loss", "perplexity", "tokens", "bytes")]
+    for name, score in found.items():
+        rows.append(
+            (name, f"{score.bits_per_byte:.4f}", f"{score.loss:.4f}", f"{score.perplexity:.4g}",
+             f"{score.tokens:,}", f"{score.n_bytes:,}")
+        )  # fmt: skip
+    log("\n" + columns(rows) + "\n" + _LEAD)
+    return {name: score.as_dict() for name, score in found.items()}
+
+
+def _data(trained: Trained, folder: Path) -> Any:
+    """Manifest of a data folder that was made with the model's tokenizer."""
+    from lm.data.shards import load_manifest
+    from lm.data.tokenizer import load_tokenizer
+
+    manifest = load_manifest(folder)
+    if load_tokenizer(folder).to_str() != trained.tokenizer.to_str():
+        raise ConfigError(
+            f"{folder} was tokenized with another tokenizer than the model's; prepare the text with the model's, or"
+            " give it as --text"
+        )
+    return manifest
+
+
+def score_questions(trained: Trained, options: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
+    from lm.evaluation.questions import ask, read_questions
+
+    rows = [("questions", "exact match", "95%", "ln P(answer)", "per byte", "n")]
+    values = {}
+    for path in options.questions:
+        score = ask(trained.model, trained.tokenizer, read_questions(path), trained.eot_id, options.max_new_tokens)
+        low, high = score.interval()
+        rows.append(
+            (str(path), f"{score.exact_match:.3f}", f"[{low:.3f}, {high:.3f}]", f"{score.log_probability:.3f}",
+             f"{score.per_byte:.4f}", str(len(score.answered)))
+        )  # fmt: skip
+        values[str(path)] = {
+            "exact_match": score.exact_match, "interval": [low, high],
+            "log_probability": score.log_probability, "log_probability_per_byte": score.per_byte,
+            "answers": [
+                {"prompt": row.question.prompt, "wanted": list(row.question.answers), "written": row.written,
+                 "exact": row.exact, "log_probability": row.log_probability}
+                for row in score.answered
+            ],
+        }  # fmt: skip
+    log("\n" + columns(rows))
+    return values
+
+
+def probe(trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]) -> dict[str, Any]:
+    from lm.evaluation.long_context import TASKS, effective_length
+    from lm.evaluation.probes import accuracy_by_length, run_probes
+
+    manifest = _data(trained, options.data)
+    lengths = options.lengths or _lengths(window)
+    filler = _filler(manifest, trained, 40 * max(lengths))
+    tasks = TASKS if "all" in options.probes else tuple(options.probes)
+    scores = run_probes(
+        trained.model, trained.tokenizer, trained.eot_id, filler, tasks, lengths, _DEPTHS, options.samples,
+        options.seed, lambda s: log(f"  {s.task} {s.length} tokens, depth {s.depth:g}: exact {s.exact_match:.2f}"),
+    )  # fmt: skip
+    rows = [("task", *(f"{length} tokens" for length in sorted(lengths)), f"holds {options.share:.0%} up to")]
+    values: dict[str, Any] = {"cells": [vars(score) for score in scores], "effective_length": {}}
+    for task in tasks:
+        by_length = accuracy_by_length(scores, task)
+        held = effective_length(by_length, options.share)
+        values["effective_length"][task] = held
+        rows.append((task, *(f"{v:.2f}" for v in by_length.values()), "-" if held is None else f"{held} tokens"))
+    log("\n" + columns(rows))
+    if options.plots:
+        from recipes.evaluate_plots import heat_maps
+
+        log(f"figure: {heat_maps(scores, options.plots / 'long_context.png')}")
+    return values
+
+
+def _filler(manifest: Any, trained: Trained, characters: int) -> list[str]:
+    """Sentences of held-out text, so many characters from each source at most."""
+    from lm.evaluation.contamination import documents
+    from lm.evaluation.long_context import sentences_of
+
+    texts: list[str] = []
+    for source in manifest.source_names:
+        left = characters
+        for text in documents(manifest, source, trained.tokenizer, "validation"):
+            texts.append(text[:left])
+            left -= len(text)
+            if left <= 0:
+                break
+    return sentences_of(texts)
+
+
+def _lengths(window: int) -> list[int]:
+    """The window, and halves of it down to what a probe needs."""
+    lengths = [window]
+    while lengths[-1] // 2 >= 256 and len(lengths) < 5:
+        lengths.append(lengths[-1] // 2)
+    return lengths[::-1]
+
+
+def position_loss(
+    trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]
+) -> dict[str, Any]:
+    from lm.evaluation.probes import loss_by_position
+
+    manifest, values = _data(trained, options.data), {}
+    for source in manifest.source_names:
+        found = loss_by_position(trained.model, manifest, source, window)
+        values[source] = [vars(row) for row in found]
+        if not found:
+            log(f"\n{source}: no held-out document is longer than {window} tokens: no loss by position")
+            continue
+        rows = [
+            ("position", *(f"{row.first}-{row.last}" for row in found)),
+            ("loss", *(f"{row.loss:.3f}" for row in found)),
+        ]
+        log(f"\n{source}\n{columns(rows)}")
+    if options.plots and any(values.values()):
+        from recipes.evaluate_plots import position_losses
+
+        log(f"figure: {position_losses(values, options.plots / 'loss_by_position.png')}")
+    return values
+
+
+def contamination(options: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
+    from lm.data.shards import load_manifest
+    from lm.evaluation.contamination import check_contamination
+    from lm.evaluation.questions import read_questions
+    from lm.evaluation.text import read_documents
+
+    manifest, values = load_manifest(options.data), {}
+    sets = {str(p): [f"{q.prompt} {q.answers[0]}" for q in read_questions(p)] for p in options.questions or ()}
+    sets |= {str(path): read_documents(path) for path in options.text or ()}
+    for name, texts in sets.items():
+        found = check_contamination(manifest, texts, options.ngram)
+        log(
+            f"\n{name}: {len(found.found)} of {found.texts - found.too_short} texts share {options.ngram} words in a"
+            f" row with the training data; {found.too_short} are too short to say"
+        )
+        for overlap in found.found[:5]:
+            log(
+                f"  text {overlap.index + 1}, {overlap.share:.0%} of its n-grams, in {overlap.source}:"
+                f" {overlap.example}"
+            )
+        values[name] = {
+            "share": found.share, "texts": found.texts, "too_short": found.too_short,
+            "found": [vars(overlap) for overlap in found.found],
+        }  # fmt: skip
+    return values
+
+
+def write(trained: Trained, options: argparse.Namespace, log: Callable[[str], None]) -> list[dict[str, str]]:
+    from lm.generation import Sampling, generate
+
+    sampling = Sampling(options.temperature, options.top_p, options.seed)
+    prompts = [trained.tokenizer.encode(text, add_special_tokens=False).ids for text in options.prompt]
+    found = generate(trained.model, prompts, options.max_new_tokens, {trained.eot_id}, sampling)
+    values = []
+    for prompt, ids in zip(options.prompt, found, strict=True):
+        text = trained.tokenizer.decode([token for token in ids if token != trained.eot_id])
+        log(f"\n{prompt}|{text}" + (" <end of text>" if trained.eot_id in ids else ""))
+        values.append({"prompt": prompt, "text": text})
+    return values
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """A table, the first column to the left and the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,126 @@
+"""A trained model, from a checkpoint of any strategy or from a Hugging Face folder, for use outside of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from lm.model import Llama
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an evaluation needs of a model.
+
+    Attributes:
+        model: fp32, whole, on one device, in evaluation mode.
+        tokenizer: the one it was trained with.
+        eot_id: id of its end-of-text.
+        window: longest sequence trained on, in tokens.
+        path: checkpoint or folder it came from.
+        run_dir: the run's folder; None where the checkpoint lies outside of one.
+        step: optimizer steps done; None for a Hugging Face folder.
+    """
+
+    model: Llama
+    tokenizer: Tokenizer
+    eot_id: int
+    window: int
+    path: Path
+    run_dir: Path | None = None
+    step: int | None = None
+
+
+def load_trained(path: Path, tokenizer: Path | None = None, device: str = "cpu") -> Trained:
+    """Load a checkpoint, the newest of a run's folder, or a Hugging Face folder.
+
+    Args:
+        tokenizer: tokenizer.json or its folder; None: the run's data folder, or the Hugging Face folder.
+
+    Raises:
+        ConfigError: there is no model, it is damaged, or its tokenizer is not there.
+    """
+    if not path.is_dir():
+        raise ConfigError(
+            f"{path} is no folder; give a checkpoint (RUN/checkpoints/step-...), a run or an exported model"
+        )
+    if (path / "config.json").is_file():
+        return _from_hf(path, tokenizer, device)
+    return _from_checkpoint(path, tokenizer, device)
+
+
+def _from_checkpoint(path: Path, tokenizer: Path | None, device: str) -> Trained:
+    import torch
+
+    from lm.config import model_config_from
+    from lm.init import materialize
+    from lm.model import Llama
+    from recipes.export import find_tokenizer, open_checkpoint, trained_length
+
+    reader = open_checkpoint(path)
+    if "model_config" not in reader.rest:
+        raise ConfigError(f"{reader.path} does not say which model it holds; it was not written by recipes.pretrain")
+    config = model_config_from(reader.rest["model_config"])
+    text, eot = find_tokenizer(tokenizer, reader, config)
+    with torch.device("meta"):
+        model = Llama(config)
+    materialize(model, config, 0, device, _Weights(reader))
+    run_dir = reader.path.resolve().parent.parent
+    return Trained(
+        model.eval(), _tokenizer(text), eot, trained_length(reader.rest), reader.path,
+        run_dir if (run_dir / "config.yaml").is_file() else None, int(reader.rest.get("global_step", 0)),
+    )  # fmt: skip
+
+
+def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
+    import json
+
+    from lm.data.tokenizer import load_tokenizer
+    from lm.hf_weights import load_hf
+
+    values = json.loads((path / "config.json").read_bytes())
+    found = load_tokenizer(path if tokenizer is None else tokenizer)
+    model = load_hf(path, device)
+    if found.get_vocab_size() > model.config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {found.get_vocab_size()} ids, the model in {path} {model.config.vocab_size}; "
+            "pass --tokenizer with the one it was trained with"
+        )
+    eot = values.get("eos_token_id")
+    eot = eot[0] if isinstance(eot, list) and eot else eot
+    if not isinstance(eot, int):
+        raise ConfigError(f"{path}/config.json has no eos_token_id")
+    return Trained(model.eval(), found, eot, int(values.get("max_position_embeddings", 2048)), path)
+
+
+def _tokenizer(text: bytes) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(text)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+class _Weights:
+    """Where lm.init.materialize reads each parameter."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def fill(self, name: str, parameter: Any) -> None:
+        import warnings
+
+        from recipes.export import MODEL_PREFIX
+
+        entry = self._reader.metadata.state_dict_metadata.get(MODEL_PREFIX + name)
+        if entry is None or tuple(entry.size) != tuple(parameter.shape):
+            raise ConfigError(f"{self._reader.path} has no {name} of shape {tuple(parameter.shape)}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*single process.*")
+            self._reader.load({MODEL_PREFIX + name: parameter.data})
