@@ -192,9 +192,14 @@ class LlamaModule(LightningModule):
             self.record(values)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int = 0) -> Tensor:
-        """Logits [B, V] of the token that follows position batch["at"], [B], of each window."""
-        logits: Tensor = self.model(batch["input_ids"], batch.get("document_ids"), at=batch["at"])
-        return logits
+        """Logits [B, V] of the token that follows position batch["at"], [B], of each window.
+
+        With batch["labels"], [B, T], the loss of each position instead, [B, T] in nats.
+        """
+        out: Tensor = self.model(
+            batch["input_ids"], batch.get("document_ids"), labels=batch.get("labels"), at=batch.get("at")
+        )
+        return out
 
     test_step = validation_step
     on_test_epoch_start = on_validation_epoch_start

@@ -22,18 +22,18 @@ _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def score_text(
     trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    from lm.evaluation.text import NOTHING, score_file, score_source
+    from lm.evaluation.text import NOTHING, score_file, score_source, scorer
 
     context = window // 2 if options.context is None else options.context
     found = {}
     if options.data:
         manifest = _data(trained, options.data)
         for source in manifest.source_names:
-            found[source] = score_source(trained.model, manifest, source, window, options.windows)
+            found[source] = score_source(scorer(trained.model), manifest, source, window, options.windows)
         if len(found) > 1:
             found["all sources"] = sum(found.values(), NOTHING)
     for path in options.text or ():
-        found[str(path)] = score_file(trained.model, trained.tokenizer, path, window, context)
+        found[str(path)] = score_file(scorer(trained.model), trained.tokenizer, path, window, context)
     rows = [("text", "bits/byte", "loss", "perplexity", "tokens", "bytes")]
     for name, score in found.items():
         rows.append(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lm.errors import ConfigError
-from lm.evaluation.text import losses
+from lm.evaluation.text import Scorer, scorer
 from lm.generation import generate
 from lm.loss import IGNORE
 from lm.model import Llama
@@ -155,21 +155,28 @@ def ask(
         for question, prompt, ids in zip(part, prompts, texts, strict=True):
             written = tokenizer.decode([token for token in ids if token != eot_id]).lstrip("\n").split("\n")[0].strip()
             right = {normalise(answer) for answer in question.answers}
-            best, per_byte = max(_answer(model, tokenizer, question, prompt, answer) for answer in question.answers)
+            best, per_byte = max(
+                answer_log_probability(scorer(model), tokenizer, question.prompt, prompt, answer)
+                for answer in question.answers
+            )
             answered.append(Answered(question, written, normalise(written) in right, best, per_byte))
     return QuestionScore(tuple(answered))
 
 
-def _answer(
-    model: Llama, tokenizer: Tokenizer, question: Question, prompt: Sequence[int], answer: str
+def answer_log_probability(
+    score: Scorer, tokenizer: Tokenizer, prompt: str, ids: Sequence[int], answer: str
 ) -> tuple[float, float]:
-    """(ln P(answer | prompt), the same per byte)."""
-    seam = "" if question.prompt[-1:].isspace() or answer[:1].isspace() else " "
-    ids = tokenizer.encode(seam + answer, add_special_tokens=False).ids
-    whole = torch.tensor([[*prompt, *ids]])
+    """(ln P(answer | prompt), the same per byte of the answer).
+
+    Args:
+        prompt, ids: the prompt and its tokens.
+    """
+    seam = "" if prompt[-1:].isspace() or answer[:1].isspace() else " "
+    wanted = tokenizer.encode(seam + answer, add_special_tokens=False).ids
+    whole = torch.tensor([[*ids, *wanted]])
     labels = whole[:, 1:].clone()
-    labels[:, : len(prompt) - 1] = IGNORE
-    value = -float(losses(model, whole[:, :-1], labels).sum())
+    labels[:, : len(ids) - 1] = IGNORE
+    value = -float(score(whole[:, :-1], labels, None).sum())
     return value, value / len((seam + answer).encode())
 
 

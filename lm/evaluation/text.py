@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH_TOKENS = 8192
+
+# (input_ids [B, T], labels [B, T], document_ids [B, T] or None) -> nats of each label, [B, T], 0 where it is IGNORE.
+# Under a strategy that shares a model out, every rank has to call it alike.
+Scorer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class TextScore:
 NOTHING = TextScore(0.0, 0, 0)
 
 
+def scorer(model: Llama) -> Scorer:
+    """Scores by a model that this process has to itself."""
+    return partial(losses, model)
+
+
 @torch.no_grad()
 def losses(model: Llama, input_ids: Tensor, labels: Tensor, document_ids: Tensor | None = None) -> Tensor:
     """Nats of each label, [B, T] fp64 on the CPU, 0 where it is IGNORE; the model in evaluation mode for the time."""
@@ -89,7 +99,7 @@ def losses(model: Llama, input_ids: Tensor, labels: Tensor, document_ids: Tensor
 
 
 def score_source(
-    model: Llama,
+    score: Scorer,
     manifest: Manifest,
     source: str,
     window: int,
@@ -111,14 +121,14 @@ def score_source(
     total = NOTHING
     for part in _parts(chosen, max(1, BATCH_TOKENS // window)):
         batch = reader.batch(np.zeros(len(part), dtype=np.int64), part, window)
-        nll = losses(model, batch["input_ids"], batch["labels"], batch["document_ids"])
+        nll = score(batch["input_ids"], batch["labels"], batch["document_ids"])
         labels = batch["labels"][batch["labels"] != IGNORE].numpy()
         total += TextScore(float(nll.sum()), len(labels), int(n_bytes[labels].sum()))
     return total
 
 
 def score_document(
-    model: Llama, ids: NDArray[Any] | Sequence[int], n_bytes: NDArray[np.int64], window: int, context: int
+    score: Scorer, ids: NDArray[Any] | Sequence[int], n_bytes: NDArray[np.int64], window: int, context: int
 ) -> TextScore:
     """One document of any length, each token but the first scored once.
 
@@ -140,7 +150,7 @@ def score_document(
         width = max(len(row) for row, _ in rows)
         inputs = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row, _ in rows])
         labels = torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=IGNORE) for _, row in rows])
-        nats += float(losses(model, inputs, labels).sum())
+        nats += float(score(inputs, labels, None).sum())
     scored = tokens[1:].numpy()
     return TextScore(nats, len(scored), int(n_bytes[scored].sum()))
 
@@ -182,13 +192,13 @@ def _field(line: str, field: str, where: str) -> str:
 
 
 def score_file(
-    model: Llama, tokenizer: Tokenizer, path: Path, window: int, context: int, field: str = "text"
+    score: Scorer, tokenizer: Tokenizer, path: Path, window: int, context: int, field: str = "text"
 ) -> TextScore:
     """All documents of a text or JSONL file; end-of-text itself is not scored, since a file may be a fragment."""
     lengths = byte_lengths(tokenizer)
     total = NOTHING
     for ids in encode_documents(tokenizer, [_valid(text, path) for text in read_documents(path, field)]):
-        total += score_document(model, ids[:-1], lengths, window, context)
+        total += score_document(score, ids[:-1], lengths, window, context)
     if not total.tokens:
         raise ConfigError(f"{path} has no document of two tokens or more")
     return total

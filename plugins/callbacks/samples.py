@@ -79,7 +79,7 @@ class Samples(Callback):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + trainer.global_step)
         rows = [list(ids) for ids in prompts]
         width = min(window, max(map(len, prompts)) + self.max_new_tokens)
-        with _evaluating(trainer.strategy.model), torch.no_grad():
+        with evaluating(trainer.strategy.model), torch.no_grad():
             for _ in range(self.max_new_tokens):
                 logits = trainer.strategy.predict_step(_batch(rows, width, trainer.strategy.root_device), 0)
                 for row, token in zip(rows, choose(logits, self.temperature, generator), strict=True):
@@ -126,7 +126,7 @@ def _batch(rows: list[list[int]], width: int, device: torch.device) -> dict[str,
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Every module in evaluation mode, then each as it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -19,6 +19,7 @@ from lm.optim.groups import OptimConfig
 from lm.optim.schedule import ScheduleConfig
 from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.callbacks.dashboard import Dashboard
+from plugins.callbacks.evaluation import Evaluation
 from plugins.callbacks.integrity import Integrity, IntegrityError
 from plugins.callbacks.samples import Samples
 from plugins.strategies.parts import local
@@ -39,6 +40,8 @@ def write_data(folder: Path) -> Path:
         for seed, name in enumerate(("prose", "code"))
     }
     write_folder(folder, documents, SHAPE.vocab_size)
+    (folder / "text.txt").write_text("what is scored while training goes on, " * 5)
+    (folder / "asked.jsonl").write_text('{"prompt": "what of", "answer": ["it", "that"]}\n')
     return folder
 
 
@@ -76,12 +79,25 @@ def train(
     return losses.losses
 
 
+class Scores(Evaluation):
+    """Keeps what it records."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[tuple[int, dict[str, float]]] = []
+
+    def scores(self, trainer: Any, window: int) -> dict[str, float]:
+        self.seen.append((trainer.global_step, super().scores(trainer, window)))
+        return self.seen[-1][1]
+
+
 def watch(layout: Layout, data: Path, folder: Path, muon: bool = False, steps: int = 4) -> dict[str, Any]:
     """All that looks at a run, looking, and the run without it; dashboards of AdamW and Muon."""
     board, integrity = Dashboard(2, score_every=1), Integrity(1)
     samples = Samples(PROMPTS, 3, max_new_tokens=5, temperature=0.7)
+    evaluation = Scores([str(data / "text.txt")], [str(data / "asked.jsonl")], every_n_steps=2)
     random_state = torch.get_rng_state()
-    losses = train(layout, data, [samples, board, integrity], steps, default_root_dir=folder)
+    losses = train(layout, data, [samples, board, integrity, evaluation], steps, default_root_dir=folder)
     same_random_state = torch.equal(random_state, torch.get_rng_state())
     bare = train(layout, data, [], steps)
     boards = {"adamw": board}
@@ -92,6 +108,7 @@ def watch(layout: Layout, data: Path, folder: Path, muon: bool = False, steps: i
         "same": losses == bare,
         "same_random_state": same_random_state,
         "checks": integrity.checks,
+        "scores": evaluation.seen,
         "texts": {path.name: path.read_text() for path in sorted((folder / "samples").iterdir())},
         **{name: {key: list(points) for key, points in board.history.items()} for name, board in boards.items()},
     }

@@ -43,6 +43,8 @@ def test_every_layout_sees_what_one_process_sees(single: dict, data: Path, name:
         assert rank["adamw"] == ranks[0]["adamw"]  # all ranks keep the history: a guard may ask any
         assert rank["checks"] == 4  # and none of them raised
         assert rank["texts"] == single["texts"]
+        for (step, found), (at, wanted) in zip(rank["scores"], single["scores"], strict=True):
+            assert step == at and found == pytest.approx(wanted, rel=1e-5)
         for index in range(layout.world_size):
             assert all(seconds > 0 for _, seconds in rank["adamw"][f"step_seconds/rank_{index}"])
 
@@ -51,6 +53,11 @@ def test_one_process_is_not_disturbed(single: dict) -> None:
     assert single["same"] and single["same_random_state"]
     assert sorted(single["texts"]) == ["step-00000003.txt", "step-00000004.txt"]
     assert [step for step, _ in single["adamw"]["log_z"]] == [2, 4]
+    (first, before), (last, after) = single["scores"]
+    assert (first, last) == (2, 4) and before.keys() == after.keys() == {
+        "eval_bpb/text", "eval_loss/text", "answer_nats_per_byte/asked"
+    }  # fmt: skip
+    assert after["eval_loss/text"] < before["eval_loss/text"]
 
 
 def test_a_skipped_step(data: Path) -> None:

@@ -19,7 +19,7 @@ from lm.evaluation.contamination import check_contamination
 from lm.evaluation.long_context import TASKS, effective_length, make_probe, sentences_of
 from lm.evaluation.probes import loss_by_position
 from lm.evaluation.questions import Answered, Question, QuestionScore, normalise, read_questions
-from lm.evaluation.text import TextScore, losses, read_documents, score_document
+from lm.evaluation.text import TextScore, losses, read_documents, score_document, scorer
 from lm.model import Llama
 
 V = 300
@@ -67,7 +67,7 @@ def test_bits_per_byte_where_perplexity_misleads() -> None:
 @pytest.mark.parametrize("context", [0, 3, 7])
 def test_every_token_but_the_first_is_scored_once(length: int, context: int) -> None:
     ids = np.arange(1, length + 1)
-    found = score_document(uniform_model(), ids, np.full(V, 3, dtype=np.int64), window=8, context=context)
+    found = score_document(scorer(uniform_model()), ids, np.full(V, 3, dtype=np.int64), window=8, context=context)
     assert (found.tokens, found.n_bytes) == (length - 1, 3 * (length - 1))
     assert found.loss == pytest.approx(math.log(V), rel=1e-6)
 
@@ -81,10 +81,10 @@ def test_context_is_what_a_label_has_before_it() -> None:
     want = losses(model, ids[None, :8], ids[None, 1:9]).sum()
     for start in (2, 4, 6):
         want += losses(model, ids[None, start : start + 8], ids[None, start + 1 : start + 9])[0, 6:].sum()
-    found = score_document(model, ids.numpy(), np.ones(V, dtype=np.int64), window=8, context=6)
+    found = score_document(scorer(model), ids.numpy(), np.ones(V, dtype=np.int64), window=8, context=6)
     assert found.nats == pytest.approx(float(want), rel=1e-6)
     with pytest.raises(ConfigError, match="context must be from 0 to window - 1 = 7"):
-        score_document(model, ids.numpy(), np.ones(V, dtype=np.int64), window=8, context=8)
+        score_document(scorer(model), ids.numpy(), np.ones(V, dtype=np.int64), window=8, context=8)
 
 
 def test_what_counts_as_the_same_answer() -> None:
