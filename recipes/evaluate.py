@@ -7,6 +7,7 @@ Examples:
     python -m recipes.evaluate --ckpt_path runs/small --text book.txt held_out.jsonl --json scores.json
     python -m recipes.evaluate --ckpt_path runs/small --questions trivia.jsonl --data data/demo --contamination
     python -m recipes.evaluate --ckpt_path runs/small --data data/demo --probes all --plots figures
+    python -m recipes.evaluate --ckpt_path exported/small --tasks arc_easy my_task.yaml
     python -m recipes.evaluate --ckpt_path exported/small --prompt "In the beginning" --temperature 0.8 --top-p 0.95
 """
 
@@ -50,6 +51,8 @@ def evaluate(options: argparse.Namespace, log: Callable[[str], None]) -> dict[st
         values["positions"] = evaluate_steps.position_loss(trained, options, window, log)
     if options.contamination:
         values["contamination"] = evaluate_steps.contamination(options, log)
+    if options.tasks:
+        values["tasks"] = evaluate_steps.benchmarks(options, log)
     if options.prompt:
         values["prompts"] = evaluate_steps.write(trained, options, log)
     return values
@@ -59,11 +62,11 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("probes", "positions", "contamination"):
         if getattr(options, name) and options.data is None:
             raise ConfigError(f"--{name} needs --data, the folder with the text")
-    if not any((options.data, options.text, options.questions, options.prompt)):
-        raise ConfigError("nothing to evaluate: give --data, --text, --questions or --prompt")
+    if not any((options.data, options.text, options.questions, options.prompt, options.tasks)):
+        raise ConfigError("nothing to evaluate: give --data, --text, --questions, --tasks or --prompt")
     if options.contamination and not (options.questions or options.text):
         raise ConfigError("--contamination compares --questions and --text files with the training data; give some")
-    for name in ("window", "windows", "samples", "max_new_tokens"):
+    for name in ("window", "windows", "samples", "max_new_tokens", "limit"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -118,6 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
     p.add_argument("--positions", action="store_true", help="loss by position in long held-out documents")
     p.add_argument("--contamination", action="store_true", help="what --questions and --text share with --data")
     p.add_argument("--ngram", type=int, default=13, metavar="N", help="words in a row that count (default %(default)s)")
+    p.add_argument("--tasks", nargs="+", metavar="TASK", help="of lm-evaluation-harness: names, or task files (.yaml)")
+    p.add_argument("--limit", type=int, metavar="N", help="questions of each of --tasks at most")
     p.add_argument("--prompt", nargs="+", metavar="TEXT", help="let the model go on from here")
     p.add_argument("--max-new-tokens", type=int, default=64, metavar="N", help="of an answer (default %(default)s)")
     p.add_argument("--temperature", type=float, default=0.0, help="of --prompt; 0: the likeliest (default %(default)s)")

@@ -199,6 +199,22 @@ def write(trained: Trained, options: argparse.Namespace, log: Callable[[str], No
     return values
 
 
+def benchmarks(options: argparse.Namespace, log: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Standard benchmarks, by the harness that everybody's numbers come from."""
+    from recipes.benchmarks import run_benchmarks
+
+    found = run_benchmarks(options.ckpt_path, options.tasks, options.limit, options.device)
+    rows = [("task", "measure", "value", "standard error", "n")]
+    for task, values in found.items():
+        for key in [key for key in values if "," in key and "_stderr" not in key]:
+            measure, _, variant = key.partition(",")
+            error = values.get(f"{measure}_stderr,{variant}")
+            shown = f"{error:.4f}" if isinstance(error, float) else "-"
+            rows.append((task, measure, f"{values[key]:.4f}", shown, str(values["questions"])))
+    log("\n" + columns(rows))
+    return found
+
+
 def columns(rows: Sequence[tuple[str, ...]]) -> str:
     """A table, the first column to the left and the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -12,6 +12,7 @@ LAZY = {
     "torchao",
     "transformers",
     "accelerate",
+    "lm_eval",
 }  # optional: only inside functions
 
 

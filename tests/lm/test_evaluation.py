@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -195,3 +196,12 @@ def test_loss_by_position(folder: Path) -> None:
     assert all(row.loss == pytest.approx(math.log(V), rel=1e-6) for row in rows)
     assert sum(row.tokens for row in rows) == 5 * 100
     assert loss_by_position(uniform_model(), write_manifest(folder), "a", window=4000) == []
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    """docs/evaluation.md: exact match jumps, the probability climbs evenly."""
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (0\.\d+) \| (0\.\d+) \| (-\d\.\d+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 5
+    for _, p, exact, log_probability in rows:
+        assert f"{float(p) ** 10:.3f}" == exact and f"{10 * math.log(float(p)):.2f}" == log_probability

@@ -127,6 +127,37 @@ def test_long_context_figures(run_folder: Path, corpus: Path, tmp_path: Path, ca
     assert "needle" in printed and "holds 85% up to" in printed
 
 
+def test_the_harness_on_a_local_task(exported: Path, corpus: Path, tmp_path: Path, capsys) -> None:
+    """Offline; it counts a question as right where transformers gives the right choice the larger probability."""
+    rows = [(WORDS[0][:20], [WORDS[0][20:], "zzz"]), ("the model", [" qqq", " reads"]), ("line", [" 7", " seven"])]
+    reference, tokenizer = load_transformers(exported), load_tokenizer(corpus)
+    gold = []
+    for question, choices in rows:
+        ids = [tokenizer.encode(question + choice).ids for choice in choices]
+        start = len(tokenizer.encode(question).ids) - 1
+        nats = [float(nats_of(reference, row)[start:].sum()) for row in ids]
+        gold.append(nats.index(min(nats)))
+    gold[2] = 1 - gold[2]  # one is wrong
+    data = [{"q": q, "choices": c, "gold": g} for (q, c), g in zip(rows, gold, strict=True)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
+    (tmp_path / "own.yaml").write_text(
+        f"""task: own
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "q.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{q}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: gold
+target_delimiter: ""
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    found, printed = scores(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "own.yaml")], tmp_path, capsys)
+    assert found["tasks"]["own"]["acc,none"] == pytest.approx(2 / 3) and found["tasks"]["own"]["questions"] == 3
+    assert "standard error" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -135,6 +166,7 @@ def test_long_context_figures(run_folder: Path, corpus: Path, tmp_path: Path, ca
         (["--questions", "bad.jsonl"], "line 2: 'answer' must be"),
         (["--probes", "needle"], "--probes needs --data"),
         (["--prompt", "x", "--window", "0"], "--window must be at least 1"),
+        (["--tasks", "own.yaml"], "runs on an exported model"),
         (["--prompt", ""], "a prompt has no tokens"),
         (["--prompt", "x", "--top-p", "2"], "top_p must be"),
     ],
