@@ -1,4 +1,4 @@
-"""Standard benchmarks by lm-evaluation-harness, on an exported model. The harness is an extra: scalewright[benchmarks]."""
+"""Standard benchmarks by lm-evaluation-harness, on an exported model; the extra `benchmarks` installs it."""
 
 from __future__ import annotations
 
