@@ -74,6 +74,10 @@ def pipeline_bubble(stages: int, micro_batches: int) -> float:
 # This recipe's collectives -----------------------------------------------------------------------------------------
 
 
+# Gradients averaged at once: bucket_cap_mb of DDP, reduce_bucket_size of ZeRO (plugins/strategies).
+BUCKET_BYTES = {"ddp": 25_000_000, "zero": 4 * 200_000_000}
+
+
 @dataclass(frozen=True)
 class Transfer:
     """What a rank sends in an optimizer step for one purpose.
@@ -84,6 +88,7 @@ class Transfer:
         ranks: of its group.
         span: neighbouring devices that the group reaches over.
         sent_bytes: by this rank, as a ring.
+        calls: of the collective.
         hidden_behind: compute (of every micro-batch), backward (of the last micro-batch), or nothing.
     """
 
@@ -92,6 +97,7 @@ class Transfer:
     ranks: int
     span: int
     sent_bytes: float
+    calls: int
     hidden_behind: str
 
 
@@ -146,14 +152,16 @@ def _sharded(config: ModelConfig, layout: Layout, numerics: Numerics) -> list[Tr
     gathered = layout.accumulation * numerics.residual_bytes * (2 * blocks + root)
     reduced = layout.reductions * 4 * (blocks + root)
     behind = "compute" if layout.reductions == layout.accumulation else "backward"
-    inside, span = ring_bytes("all_gather", gathered, shard), shard * tensor
+    span, layers = shard * tensor, config.n_layers
+    calls = layout.reductions * (layers + 1)
+    sent = ring_bytes("all_gather", gathered, shard)
+    scattered = ring_bytes("reduce_scatter", reduced, shard)
+    averaged = ring_bytes("all_reduce", reduced / shard, copies)
     return [
-        Transfer("gather weights", "all_gather", shard, span, inside, "compute"),
-        Transfer("average gradients", "reduce_scatter", shard, span, ring_bytes("reduce_scatter", reduced, shard), behind),
-        Transfer(
-            "average over copies", "all_reduce", copies, layout.world, ring_bytes("all_reduce", reduced / shard, copies), behind
-        ),
-    ]  # fmt: skip
+        Transfer("gather weights", "all_gather", shard, span, sent, layout.accumulation * (2 * layers + 1), "compute"),
+        Transfer("average gradients", "reduce_scatter", shard, span, scattered, calls, behind),
+        Transfer("average over copies", "all_reduce", copies, layout.world, averaged, calls, behind),
+    ]
 
 
 def _replicated(config: ModelConfig, layout: Layout, reuse: int) -> list[Transfer]:
@@ -164,23 +172,29 @@ def _replicated(config: ModelConfig, layout: Layout, reuse: int) -> list[Transfe
         uses = 2 if elements > reuse else 1
         gathered = layout.accumulation * uses * (total - 4 * persistent) + 4 * persistent
         reduced = layout.reductions * total
+        sent, scattered = ring_bytes("all_gather", gathered, n), ring_bytes("reduce_scatter", reduced, n)
+        fetches = layout.accumulation * uses * 7 * config.n_layers  # the matrices of a block, one by one
+        buckets = layout.reductions * -(-total // BUCKET_BYTES["zero"])
         return [
-            Transfer("gather weights", "all_gather", n, n, ring_bytes("all_gather", gathered, n), "compute"),
-            Transfer("average gradients", "reduce_scatter", n, n, ring_bytes("reduce_scatter", reduced, n), behind),
+            Transfer("gather weights", "all_gather", n, n, sent, fetches, "compute"),
+            Transfer("average gradients", "reduce_scatter", n, n, scattered, buckets, behind),
         ]
     summed = ring_bytes("all_reduce", layout.reductions * total, n)
-    found = [Transfer("average gradients", "all_reduce", n, n, summed, behind)]
-    if layout.strategy in ("zero1", "zero2"):
-        found.append(Transfer("gather weights", "all_gather", n, n, ring_bytes("all_gather", total, n), "nothing"))
+    zero = layout.strategy in ("zero1", "zero2")
+    buckets = layout.reductions * -(-total // BUCKET_BYTES["zero" if zero else "ddp"])
+    found = [Transfer("average gradients", "all_reduce", n, n, summed, buckets, behind)]
+    if zero:
+        found.append(Transfer("gather weights", "all_gather", n, n, ring_bytes("all_gather", total, n), 2, "nothing"))
     return found
 
 
 def _tensor(config: ModelConfig, layout: Layout, tokens: int, numerics: Numerics) -> list[Transfer]:
-    """Two sums a layer forward, two backward, one of embeddings, one of the loss's gradient (fp32), 3 numbers a token."""
+    """Two sums a layer each way, one of embeddings, one of the loss's gradient (fp32), three numbers a token."""
     n, c, residual = layout.tensor, numerics.product_bytes, numerics.residual_bytes
     per_token = config.d_model * (4 * config.n_layers * c + residual + 4) + 3 * 4
     sent = layout.accumulation * ring_bytes("all_reduce", tokens * per_token, n)
-    return [Transfer("sum over tensor group", "all_reduce", n, n, sent, "nothing")]
+    calls = layout.accumulation * (4 * config.n_layers + 5)
+    return [Transfer("sum over tensor group", "all_reduce", n, n, sent, calls, "nothing")]
 
 
 def _context(config: ModelConfig, layout: Layout, tokens: int, numerics: Numerics) -> list[Transfer]:
@@ -191,8 +205,8 @@ def _context(config: ModelConfig, layout: Layout, tokens: int, numerics: Numeric
     per_token = 2 * config.n_layers * numerics.product_bytes * config.d_head * (2 * heads + 2 * kv_heads)
     sent = layout.accumulation * ring_bytes("all_to_all", tokens * per_token, n)
     losses = layout.accumulation * ring_bytes("all_gather", n * tokens * 2 * 4, n)
-    span = n * layout.tensor
+    span, m = n * layout.tensor, layout.accumulation
     return [
-        Transfer("heads for positions", "all_to_all", n, span, sent, "nothing"),
-        Transfer("losses of a window", "all_gather", n, span, losses, "nothing"),
+        Transfer("heads for positions", "all_to_all", n, span, sent, m * 4 * config.n_layers, "nothing"),
+        Transfer("losses of a window", "all_gather", n, span, losses, m * 2, "nothing"),
     ]

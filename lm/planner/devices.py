@@ -63,7 +63,7 @@ DEVICES: dict[str, Device] = {
         _device("H100 NVL", 60, 835, 1671, 94, 3900, 300, "NVIDIA H100 data sheet, sparse figures halved"),
         _device("H100", 67, 989, 1979, 80, 3350, 450, "NVIDIA H100 SXM data sheet, sparse figures halved; NVLink 4"),
         _device("H200", 67, 989, 1979, 141, 4800, 450, "NVIDIA H200 SXM data sheet, sparse figures halved; NVLink 4"),
-        _device("B200", 75, 2250, 4500, 180, 7700, 900, "NVIDIA HGX B200 data sheet, an eighth; sparse halved; NVLink 5"),
+        _device("B200", 75, 2250, 4500, 180, 7700, 900, "NVIDIA HGX B200 data sheet / 8, sparse halved; NVLink 5"),
         _device("L40S", 91.6, 362, 733, 48, 864, 32, "NVIDIA L40S data sheet; PCIe 4.0"),
         _device("L4", 30.3, 121, 242, 24, 300, 32, "NVIDIA L4 data sheet, sparse figures halved; PCIe 4.0"),
         _device("RTX 4090", 82.6, 165.2, 330.3, 24, 1008, 32, "NVIDIA Ada whitepaper, fp32 accumulation; PCIe 4.0"),

@@ -45,6 +45,7 @@ class Cluster:
         mfu: share of the peak that computing reaches while nothing waits, under the default FLOP convention.
         memory_gb, peak_tflops, link_gb_per_s: in place of the device's own; 0 takes those. GB/s each way.
         network_gb_per_s: between nodes, GB/s a device each way; 50 is NDR InfiniBand with a port a GPU.
+        latency_us: of a collective, microseconds a doubling of its ranks.
         reserve: share of the memory that the plan leaves free (allocator, CUDA context, NCCL).
         price_per_hour: of one device, lowest and highest.
         allowance: share added to time and cost for restarts and stops.
@@ -60,6 +61,7 @@ class Cluster:
     peak_tflops: float = 0.0
     link_gb_per_s: float = 0.0
     network_gb_per_s: float = 50.0
+    latency_us: float = 10.0
     reserve: float = 0.1
     price_per_hour: tuple[float, float] = (0.0, 0.0)
     allowance: float = 0.1
@@ -73,7 +75,8 @@ class Cluster:
         if self.devices_per_node == 0:
             object.__setattr__(self, "devices_per_node", min(8, self.devices))
         check_numbers("cluster.", {"mfu": self.mfu, "network_gb_per_s": self.network_gb_per_s})
-        optional = ("memory_gb", "peak_tflops", "link_gb_per_s", "reserve", "allowance", "checkpoint_seconds")
+        optional = ("memory_gb", "peak_tflops", "link_gb_per_s", "latency_us", "reserve", "allowance")
+        check_numbers("cluster.", {"checkpoint_seconds": self.checkpoint_seconds}, zero=True)
         check_numbers("cluster.", {name: getattr(self, name) for name in optional}, zero=True)
         check_numbers("cluster.", {"failures_per_device_day": self.failures_per_device_day})
         require(self.mfu <= 1, f"cluster.mfu is a share of the peak, at most 1, got {self.mfu}")

@@ -78,10 +78,6 @@ def check_layout(job: Job, layout: Layout) -> None:
         ConfigError: what does not divide, and by what.
     """
     model, tensor, context = job.model, layout.tensor, layout.context
-    if layout.strategy not in STRATEGIES:
-        raise ConfigError(f"layout.strategy must be one of {', '.join(STRATEGIES)}, got {layout.strategy!r}")
-    if layout.checkpointing not in CHECKPOINTING:
-        raise ConfigError(f"layout.checkpointing must be one of {', '.join(CHECKPOINTING)}, got {layout.checkpointing!r}")
     if tensor > 1 and not layout.sharded_module:
         raise ConfigError(f"layout.tensor needs fsdp or hsdp, not {layout.strategy}")
     if layout.strategy == "single" and layout.world > 1:

@@ -211,7 +211,7 @@ def data_values(job: Job) -> dict[str, Any]:
     """Bytes of the shards' ids, and epochs of each source: weight x tokens / unique tokens."""
     value_bytes = 4 if job.model.vocab_size > 1 << 16 else 2
     whole = sum(weight for weight, _ in job.sources.values())
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"source": name, "weight": weight / whole, "unique_tokens": unique, "drawn_tokens": weight / whole * job.tokens,
          "epochs": weight / whole * job.tokens / unique}
         for name, (weight, unique) in job.sources.items()
@@ -225,7 +225,7 @@ def data_values(job: Job) -> dict[str, Any]:
 
 
 def loss_values(job: Job) -> dict[str, Any] | None:
-    """Predicted loss, the compute-optimal size at the same 6 N D, and the size that serves inference best at that loss."""
+    """Predicted loss, the compute-optimal size at the same 6 N D, and the cheapest size to train and serve at it."""
     if job.surface is None:
         return None
     surface, n_params = job.surface, count_parameters(job.model).total

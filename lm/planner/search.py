@@ -26,11 +26,11 @@ class Candidate:
     @property
     def rank(self) -> tuple[float, ...]:
         """Among equally fast ones: most work at once on a device, since small products fall below the MFU that all are
-        given; then least communication; then simplest; then least memory."""
+        given; then nothing computed twice; then least communication; then simplest; then least memory."""
         layout = self.layout
         at_once = layout.micro_batch / (layout.context * layout.tensor)
         simple = STRATEGIES.index(layout.strategy) + layout.tensor + layout.context
-        return -at_once, self.communication_seconds, simple, self.memory.total
+        return -at_once, self.time.recompute, self.communication_seconds, simple, self.memory.total
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def reasons(job: Job, found: list[Candidate], best: Candidate) -> tuple[str, ...
     )
     exposed = best.time.communication / best.time.total
     lines.append(
-        f"communication {best.communication_seconds:.2g} s a step, {exposed:.1%} of the step not hidden behind computing"
+        f"communication {best.communication_seconds:.2g} s a step; what computing does not hide is {exposed:.1%} of it"
     )
     return tuple(lines)
 

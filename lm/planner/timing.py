@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,8 +80,13 @@ def micro_batch_seconds(job: Job, layout: Layout) -> tuple[float, float]:
 
 
 def seconds_of(job: Job, sent: Sequence[Transfer]) -> list[float]:
-    """Of each transfer, over the slowest link that its group spans."""
-    return [transfer.sent_bytes / job.cluster.bytes_per_s(transfer.span) for transfer in sent]
+    """Of each transfer, over the slowest link that its group spans, with the latency of its calls."""
+    latency = 1e-6 * job.cluster.latency_us
+    return [
+        transfer.sent_bytes / job.cluster.bytes_per_s(transfer.span)
+        + transfer.calls * latency * math.ceil(math.log2(transfer.ranks))
+        for transfer in sent
+    ]
 
 
 def layout_transfers(job: Job, layout: Layout) -> list[Transfer]:
@@ -92,7 +98,7 @@ def layout_transfers(job: Job, layout: Layout) -> list[Transfer]:
 
 def step_time(job: Job, layout: Layout) -> StepTime:
     """A transfer is hidden as far as there is computing to hide it behind: of all micro-batches, or two thirds of the
-    last one (its backward pass). Latencies, the optimizer's own time and the loader are taken to be in the MFU.
+    last one (its backward pass). The optimizer's own time and the loader are taken to be in the MFU.
     """
     compute, recompute = micro_batch_seconds(job, layout)
     m = layout.accumulation
