@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ class Device:
         memory_gb_per_s: bandwidth of that memory, GB/s.
         link_gb_per_s: to the other devices of a node, GB/s each way.
         source: where the figures are from.
+        rates: of a measured machine: seconds by what they are spent on, see lm.planner.timing.work; else empty.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Device:
     memory_gb_per_s: float
     link_gb_per_s: float
     source: str
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def peak_flops(self, precision: str) -> float:
         """FLOP/s.
@@ -91,7 +93,7 @@ def find_device(name: str) -> Device:
     if name.endswith(".json"):
         try:
             values: dict[str, Any] = json.loads(Path(name).read_text())["device"]
-            return Device(**values)
+            return Device(**values)  # a field that is missing or unknown is a TypeError
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"cluster.device {name} is no measured device ({error}); make it with recipes.plan --calibrate {name}"

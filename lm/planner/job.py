@@ -95,7 +95,10 @@ class Cluster:
             self.devices % self.devices_per_node == 0,
             f"cluster.devices {self.devices} does not divide by devices_per_node {self.devices_per_node}; change one",
         )
-        _ = self.spec
+        require(
+            not self.spec.rates or self.devices == 1,
+            f"cluster.device {self.device} was measured as one process on all cores; plan it with devices 1",
+        )
 
     @cached_property
     def spec(self) -> Device:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lm.config import ModelConfig
 from lm.plan import count_parameters, flops_per_token
-from lm.planner.activations import block_bytes_per_token
+from lm.planner.activations import Numerics, activation_bytes, block_bytes_per_token
 from lm.planner.communication import Transfer, transfers
 from lm.planner.job import Job
 from lm.planner.layout import Layout
@@ -62,6 +62,8 @@ def micro_batch_seconds(job: Job, layout: Layout) -> tuple[float, float]:
     where it is FlashAttention or FlexAttention (lm/activations.py keeps only that of scaled_dot_product_attention).
     """
     config, cluster = job.model, job.cluster
+    if cluster.spec.rates:
+        return measured_seconds(job, layout)
     tokens = layout.micro_batch * job.sequence_length / (layout.context * layout.tensor)
     count = count_parameters(config)
     blocks, attention = 6 * count.non_embedding, _attention_flops(config, job.sequence_length)
@@ -77,6 +79,38 @@ def micro_batch_seconds(job: Job, layout: Layout) -> tuple[float, float]:
         again = 2 * dropped * config.n_layers / (1e9 * cluster.spec.memory_gb_per_s)
         return compute, tokens * (again + (attention / 3 / plain if numerics.fused else 0.0))
     return compute, 0.0
+
+
+def work(config: ModelConfig, windows: int, sequence_length: int) -> dict[str, float]:
+    """What a step of one process does, in the units of Device.rates.
+
+    matmul_flops, attention_flops: forward and backward; activation_bytes: kept, as a measure of what the cheap
+    operations read and write; parameters: that the optimizer visits; blocks: entered; steps: one.
+    """
+    tokens = windows * sequence_length
+    count = count_parameters(config)
+    return {
+        "matmul_flops": 6.0 * count.matmul * tokens,
+        "attention_flops": float(_attention_flops(config, sequence_length) * tokens),
+        "activation_bytes": float(activation_bytes(config, windows, sequence_length, "none", _CPU)),
+        "parameters": float(count.total),
+        "blocks": float(config.n_layers),
+        "steps": 1.0,
+    }
+
+
+_CPU = Numerics(False, False, "cpu")
+_ONCE_A_STEP = ("parameters", "steps")
+
+
+def measured_seconds(job: Job, layout: Layout) -> tuple[float, float]:
+    """(compute, recompute) of a micro-batch on a machine that was measured; the optimizer is spread over them."""
+    rates, done = job.cluster.spec.rates, work(job.model, layout.micro_batch, job.sequence_length)
+    spread = {name: value / layout.accumulation if name in _ONCE_A_STEP else value for name, value in done.items()}
+    compute = sum(rates[name] * value for name, value in spread.items())
+    again = {"none": 0.0, "selective": rates["activation_bytes"] * done["activation_bytes"] / 3}
+    forward = sum(rates[name] * value for name, value in done.items() if name not in _ONCE_A_STEP) / 3
+    return compute, again.get(layout.checkpointing, forward)
 
 
 def seconds_of(job: Job, sent: Sequence[Transfer]) -> list[float]:

@@ -1,4 +1,4 @@
-"""lm/planner against published figures: ZeRO's table, collectives, bubbles, activations, Young, devices, real models."""
+"""lm/planner against published figures: ZeRO's table, collectives, bubbles, activations, Young, real models."""
 
 from __future__ import annotations
 
@@ -167,8 +167,9 @@ def test_optimum_of_hoffmanns_surface(flops: float, n_params: float, tokens: flo
 
 
 @pytest.mark.parametrize(
-    ("served", "n_params", "tokens"), [(0, 3.54e9, 204e9), (1e12, 1.73e9, 512e9), (1e13, 0.969e9, 1.80e12), (1e14, 0.645e9, 8.28e12)]
-)  # fmt: skip
+    ("served", "n_params", "tokens"),
+    [(0, 3.54e9, 204e9), (1e12, 1.73e9, 512e9), (1e13, 0.969e9, 1.80e12), (1e14, 0.645e9, 8.28e12)],
+)
 def test_inference_aware_sizes(served: float, n_params: float, tokens: float) -> None:
     n, d = HOFFMANN.inference_aware(2.2, served)
     assert n == pytest.approx(n_params, rel=2e-3)

@@ -144,8 +144,9 @@ def test_the_chosen_layout_is_the_fastest_that_fits() -> None:
     for other in choice.runners_up:
         assert other.time.total >= 0.99 * choice.best.time.total
         assert other.memory.total <= job.cluster.usable_bytes
+    few = {"cluster.device": "RTX 4090", "cluster.devices": 4, "cluster.devices_per_node": 4}
     with pytest.raises(ConfigError, match=r"nothing fits 21\.6 usable GB"):
-        search(job_from(override(read(LLAMA_7B), {"cluster.device": "RTX 4090", "cluster.devices": 4, "cluster.devices_per_node": 4})))
+        search(job_from(override(read(LLAMA_7B), few)))
 
 
 def test_a_budget_gives_the_optimal_size() -> None:
@@ -278,6 +279,11 @@ def test_config_of_a_small_plan_names_its_sizes() -> None:
     job = job_from(SMALL)
     config = pretrain_config(job, make_plan(job))
     assert config["model"]["config"] == {
-        "vocab_size": 512, "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_ff": 176
+        "vocab_size": 512,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "d_ff": 176,
     }
     assert config["trainer"]["strategy"] == "ddp"
