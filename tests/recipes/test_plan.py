@@ -287,3 +287,11 @@ def test_config_of_a_small_plan_names_its_sizes() -> None:
         "d_ff": 176,
     }
     assert config["trainer"]["strategy"] == "ddp"
+
+
+def test_plots_are_drawn(plan, tmp_path: Path) -> None:
+    from recipes.plan_plots import plot
+
+    paths = plot(plan, tmp_path / "plots")
+    assert [path.name for path in paths] == ["memory.png", "time.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in paths)
