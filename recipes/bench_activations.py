@@ -12,7 +12,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import gc
 import json
 import sys
 from contextlib import nullcontext
@@ -87,7 +87,7 @@ def kept_bytes(config: ModelConfig, windows: int, sequence_length: int, checkpoi
 
     runtime = RuntimeConfig(attention="sdpa", activation_checkpointing=checkpointing)
     with torch.device("meta"):
-        model = Llama(dataclasses.replace(config), runtime)
+        model = Llama(config, runtime)
     materialize(model, config, 0, "cpu")
     if numerics.mixed and numerics.bf16_weights:
         model.to(torch.bfloat16)
@@ -101,7 +101,12 @@ def kept_bytes(config: ModelConfig, windows: int, sequence_length: int, checkpoi
 
     with autocast():
         forward()[0].sum().backward()  # rotary tables are made once
-    with autocast(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        kept = forward()
+    gc.collect()
+    gc.disable()  # what something else leaves behind must not be freed, and counted, in between
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled, autocast():
+            kept = forward()
+    finally:
+        gc.enable()
     del kept
     return int(sum(event.self_cpu_memory_usage for event in profiled.key_averages()))

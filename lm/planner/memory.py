@@ -126,7 +126,9 @@ def weight_copies(config: ModelConfig, layout: Layout, numerics: Numerics) -> fl
     count = count_parameters(config)
     copies = 0.0
     if numerics.mixed:
-        kept = count.non_embedding if layout.checkpointing == "none" else count.non_embedding / config.n_layers
+        # Autocast's cache holds them until forward ends, whatever is checkpointed; ZeRO runs without that cache.
+        whole = layout.checkpointing == "none" or not layout.strategy.startswith("zero")
+        kept = count.non_embedding if whole else count.non_embedding / config.n_layers
         copies = 2.0 * kept
     if layout.strategy == "zero3":
         copies += 4.0 * (2 * (count.attention + count.mlp) / config.n_layers + count.head_matmul)

@@ -11,8 +11,10 @@ from recipes.bench_memory import write_data
 from tests.distributed import harness
 from tests.distributed.scenario import quiet
 
-# Matrices of 640 x 160: above the 100,000 elements below which ZeRO-3 keeps parameters whole.
+# The MLP's matrices are above the 100,000 elements below which ZeRO-3 keeps parameters whole.
 OPTIONS = ["--d-model", "256", "--n-layers", "2", "--vocab-size", "515"]
+EACH = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "fsdp_tensor", "fsdp_context")
+OTHERS = tuple(name for name in bench_traffic.LAYOUTS if name not in EACH)
 MIXED = ("ddp", "fsdp_every", "fsdp_tensor", "fsdp_context", "zero3")
 
 
@@ -32,7 +34,12 @@ def measured_rows(folder: Any, extra: list[str]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory) -> dict[str, dict[str, Any]]:
-    return measured_rows(tmp_path_factory.mktemp("traffic"), [])
+    return measured_rows(tmp_path_factory.mktemp("traffic"), ["--layouts", *EACH])
+
+
+@pytest.fixture(scope="module")
+def other_rows(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    return measured_rows(tmp_path_factory.mktemp("others"), ["--layouts", *OTHERS])
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +54,15 @@ def check(row: dict[str, Any]) -> None:
     assert abs(row["difference"]) < 0.02, row
 
 
-@pytest.mark.parametrize("name", bench_traffic.LAYOUTS)
+@pytest.mark.parametrize("name", EACH)
 def test_counted_bytes_are_within_2_percent_of_the_prediction(rows, name: str) -> None:
     check(rows[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_ways_to_cut_a_batch(other_rows, name: str) -> None:
+    check(other_rows[name])
 
 
 @pytest.mark.slow
