@@ -76,6 +76,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _ranks(args: Any) -> int:
     """Ranks of the group among a collective's arguments: an object, or its name as the last one."""
     for value in args:
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):  # type: ignore[attr-defined]
-            return int(dist.ProcessGroup.unbox(value).size())  # type: ignore[attr-defined]
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return int(dist.ProcessGroup.unbox(value).size())
     return int(_resolve_process_group(args[-1]).size())
