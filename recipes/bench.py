@@ -9,6 +9,8 @@ Examples:
     python -m recipes.bench gpu       tokens/s and MFU at 160M and 1B on one GPU
     python -m recipes.bench coordinates activation scales over widths: muP, AdamW and Muon
     python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
+    python -m recipes.bench traffic   bytes a rank sends in a step under each strategy, beside the prediction
+    python -m recipes.bench activations bytes kept for backward, beside the prediction
     python -m recipes.bench guard     seconds of a step with the spike guard over seconds without it
     python -m recipes.bench dashboard what the dashboard adds to the time of a step
     python -m recipes.bench step --help
@@ -23,7 +25,7 @@ from recipes.command import exit_status
 
 _NAMES = (
     *("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu"),
-    *("guard", "dashboard"),
+    *("guard", "dashboard", "traffic", "activations"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 

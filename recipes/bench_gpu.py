@@ -26,8 +26,8 @@ from typing import Any
 
 from lm.config import ModelConfig, RuntimeConfig
 from lm.errors import ConfigError
-from lm.peak_flops import peak_tflops
 from lm.plan import DEFAULT_FLOP_CONVENTION, FLOP_CONVENTIONS, count_parameters, flops_per_token
+from lm.planner.devices import peak_tflops
 from recipes.command import command_parser
 
 # Shape, tokens a window, windows a micro-batch.

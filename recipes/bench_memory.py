@@ -50,7 +50,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         return _measure_rank(options)
     with tempfile.TemporaryDirectory() as folder:
         write_data(options, Path(folder))
-        _run_ranks(argv, options, Path(folder))
+        run_ranks("memory", argv, options, Path(folder))
         ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(options.processes)]
     rows = [compare(options, strategy, [rank[strategy] for rank in ranks]) for strategy in options.strategies]
     result = {
@@ -112,13 +112,13 @@ def write_data(options: argparse.Namespace, folder: Path) -> None:
 _SPLITS = ("train", "validation")
 
 
-def _run_ranks(argv: list[str], options: argparse.Namespace, folder: Path) -> None:
-    """One process a rank; when one fails the others are stopped.
+def run_ranks(name: str, argv: list[str], options: argparse.Namespace, folder: Path) -> None:
+    """One process a rank of `recipes.bench NAME`; when one fails the others are stopped.
 
     Raises:
         ConfigError: with the last line of the rank that failed.
     """
-    command = [sys.executable, "-m", "recipes.bench", "memory", *argv, "--folder", str(folder)]
+    command = [sys.executable, "-m", "recipes.bench", name, *argv, "--folder", str(folder)]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
     shared["WORLD_SIZE"] = str(options.processes)
     processes = []
@@ -142,7 +142,7 @@ def _run_ranks(argv: list[str], options: argparse.Namespace, folder: Path) -> No
         if process.returncode != 0:
             lines = (folder / f"log{rank}").read_text().split("\n")
             said = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-            raise ConfigError(f"rank {rank} of the memory benchmark stopped ({process.returncode}): {said}")
+            raise ConfigError(f"rank {rank} of the {name} benchmark stopped ({process.returncode}): {said}")
 
 
 def _measure_rank(options: argparse.Namespace) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lm.errors import ConfigError
 from lm.model import Llama
-from lm.peak_flops import peak_tflops
 from lm.plan import flops_per_token
+from lm.planner.devices import peak_tflops
 from plugins.callbacks.forward_watch import ForwardWatch
 from plugins.callbacks.stragglers import Stragglers
 from plugins.callbacks.tally import Tally

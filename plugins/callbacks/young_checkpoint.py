@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from pathlib import Path
@@ -12,37 +11,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lm.errors import ConfigError
+from lm.planner.reliability import mean_seconds_between_failures, young_interval_seconds
 from plugins.callbacks.checkpoint import SavingCallback
 from plugins.callbacks.uptime import Uptime
-
-DAY_SECONDS = 86_400.0
-
-
-def mean_seconds_between_failures(
-    failures_per_device_day: float, devices: int, seconds: float = 0.0, failures: int = 0
-) -> float:
-    """M, from a rate known beforehand and what this run has seen.
-
-    The rate counts as one failure seen in the time M0 in which it is expected: M = (M0 + seconds) / (1 + failures), the
-    mean of a gamma-distributed rate after a Poisson observation, inverted.
-
-    Args:
-        failures_per_device_day: failures a day of one device.
-        devices: that work together; any failure stops all of them.
-        seconds: that this run has trained.
-        failures: that it has seen in them.
-    """
-    expected = DAY_SECONDS / (failures_per_device_day * devices)
-    return (expected + seconds) / (1 + failures)
-
-
-def young_interval_seconds(blocked_seconds: float, between_failures_seconds: float) -> float:
-    """sqrt(2 delta M): the time between saves that loses least (Young 1974, Commun. ACM 17(9), 530).
-
-    Lost are delta per interval, and half an interval per failure. Daly 2006 (Future Gener. Comput. Syst. 22, 303) has
-    terms of higher order, which matter once delta is no longer small against M.
-    """
-    return math.sqrt(2.0 * blocked_seconds * between_failures_seconds)
 
 
 class YoungCheckpoint(SavingCallback):
