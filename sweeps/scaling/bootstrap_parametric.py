@@ -11,8 +11,8 @@ from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.parametric import GRADIENT_TOLERANCE, ParametricFit, Problem
 from sweeps.scaling.table import Array, RunTable
 
-# Rows of doubles in one batch: small enough to stay in cache-friendly memory.
-BATCH_VALUES = 500_000
+# Values (problems x rows) of one batch: its dozen temporaries stay in the cache.
+BATCH_VALUES = 60_000
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def bootstrap_parametric(
         count = min(size, k - first)
         problem = _replicate_problem(table, fit, used, sd[first : first + count], generator)
         start = problem.centre(np.repeat(fit.theta[None], count, axis=0))
-        found = problem.minimize(start)
+        found = problem.refine(start)
         converged = found.gradient_norm <= 10 * GRADIENT_TOLERANCE * problem.gradient_scale()
         theta[first : first + count] = np.where(converged[:, None], problem.uncentre(found.x), np.nan)
     failed = int(np.isnan(theta[:, 0]).sum())
