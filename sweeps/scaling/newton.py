@@ -45,8 +45,9 @@ def newton_batch(
     for _ in range(max_iterations):
         if len(active) == 0:
             break
-        trial = x[active] + _step(gradient[active], hessian[active], damping[active])
-        new_value, new_gradient, new_hessian = objective(trial, active)
+        with np.errstate(over="ignore", invalid="ignore"):  # a wild trial point is refused: its value is no decrease
+            trial = x[active] + _step(gradient[active], hessian[active], damping[active])
+            new_value, new_gradient, new_hessian = objective(trial, active)
         iterations[active] += 1
         down = new_value <= value[active]
         damping[active] = np.where(down, np.maximum(damping[active] / 10, LEAST_DAMPING), damping[active] * 8)

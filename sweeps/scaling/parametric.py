@@ -223,16 +223,16 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
         FitError: fewer than 6 rows, or sizes or tokens that do not vary, or a fit that is not certified
             (gradient too large, or starts that do not agree).
     """
-    _require_rows(table)
+    require_rows(table)
     problem = Problem(table.n, table.d, table.loss)
     found = problem.minimize(_starts(problem, table.loss, starts, seed))
     value, gradient, theta = _polish(problem, found)
     agreeing = int(np.sum(found.value <= value * (1 + AGREEMENT) + 1e-12 * len(table)))
     relative = float(np.abs(gradient).max() / problem.gradient_scale())
-    _certify(relative, agreeing, starts)
+    certify(relative, agreeing, starts)
     predicted = problem.residuals(theta[None])[0][0]
     a, b, e, alpha, beta = problem.uncentre(theta[None])[0]
-    flags = _flags(float(theta[2]) <= problem.e_floor + 1e-6, float(alpha), float(beta))
+    limits = flags(float(theta[2]) <= problem.e_floor + 1e-6, float(alpha), float(beta))
     return ParametricFit(
         e=float(np.exp(e)),
         a_coef=float(np.exp(a)),
@@ -244,11 +244,11 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
         agreeing=agreeing,
         starts=starts,
         residuals=predicted - np.log(table.loss),
-        flags=flags,
+        flags=limits,
     )
 
 
-def _require_rows(table: RunTable) -> None:
+def require_rows(table: RunTable) -> None:
     if len(table) < MIN_ROWS:
         raise FitError(f"parametric needs {MIN_ROWS} runs or more for 5 constants, got {len(table)}")
     for name, values in (("N", table.n), ("D", table.d)):
@@ -283,7 +283,7 @@ def _polish(problem: Problem, found: BatchMinimum) -> tuple[float, Array, Array]
     return value, gradient, theta
 
 
-def _certify(relative_gradient: float, agreeing: int, starts: int) -> None:
+def certify(relative_gradient: float, agreeing: int, starts: int) -> None:
     if relative_gradient > 10 * GRADIENT_TOLERANCE:
         raise FitError(f"parametric did not converge: relative gradient {relative_gradient:.1e} at the best point")
     if agreeing < min(MIN_AGREEING, starts):
@@ -292,13 +292,13 @@ def _certify(relative_gradient: float, agreeing: int, starts: int) -> None:
         )
 
 
-def _flags(e_at_floor: bool, alpha: float, beta: float) -> tuple[str, ...]:
-    flags = []
+def flags(e_at_floor: bool, alpha: float, beta: float) -> tuple[str, ...]:
+    found = []
     if e_at_floor:
-        flags.append("E at its bound (0): these runs do not show an irreducible loss")
+        found.append("E at its bound (0): these runs do not show an irreducible loss")
     for name, value in (("alpha", alpha), ("beta", beta)):
         if value <= 0:
-            flags.append(f"{name} is not positive: loss does not fall with {'N' if name == 'alpha' else 'D'}")
+            found.append(f"{name} is not positive: loss does not fall with {'N' if name == 'alpha' else 'D'}")
         elif value > 2:
-            flags.append(f"{name} above 2: not identified by these runs")
-    return tuple(flags)
+            found.append(f"{name} above 2: not identified by these runs")
+    return tuple(found)
