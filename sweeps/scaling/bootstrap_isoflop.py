@@ -37,6 +37,11 @@ class IsoFlopReplicates:
     scheme: str
     failed: int
 
+    @property
+    def e(self) -> Array:
+        """[k] irreducible loss; NaN where the loss law has none."""
+        return self.loss_e if np.nanmax(self.loss_e, initial=0.0) > 0 else np.full_like(self.loss_e, np.nan)
+
     def decision(self, c_flops: float) -> tuple[Array, Array, Array]:
         """N*, D* and loss at the optimum for a budget, [k] each."""
         log_c = np.log(c_flops)
