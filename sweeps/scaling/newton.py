@@ -19,6 +19,7 @@ from sweeps.scaling.table import Array
 SecondOrder = Callable[[Array, np.ndarray], tuple[Array, Array, Array]]
 
 FIRST_DAMPING = 1e-4
+LEAST_CURVATURE = 1e-4
 LEAST_DAMPING, LARGEST_DAMPING = 1e-10, 1e8
 
 
@@ -60,9 +61,13 @@ def newton_batch(
 
 
 def _step(gradient: Array, hessian: Array, damping: Array) -> Array:
-    """Newton steps [m, p] in units in which the Hessian's diagonal is 1, so that damping has no units."""
+    """Newton steps [m, p] in units in which the Hessian's diagonal is 1, so that damping has no units.
+
+    A parameter without curvature (no residual inside delta) gets a share of the largest one's: callers centre and
+    scale so that parameters are alike.
+    """
     diagonal = np.abs(np.einsum("mii->mi", hessian))
-    scale = 1 / np.sqrt(np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-300))
+    scale = 1 / np.sqrt(np.maximum(diagonal, LEAST_CURVATURE * diagonal.max(axis=1, keepdims=True) + 1e-300))
     unit = hessian * scale[:, :, None] * scale[:, None, :]
     eigenvalues, vectors = np.linalg.eigh(unit)
     along = np.einsum("mji,mj->mi", vectors, gradient * scale) / (np.abs(eigenvalues) + damping[:, None])

@@ -248,12 +248,13 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
     )
 
 
-def require_rows(table: RunTable) -> None:
+def require_rows(table: RunTable, form: str = "parametric") -> None:
+    """Raises FitError unless there are 6 runs or more with 3 distinct N and 3 distinct D."""
     if len(table) < MIN_ROWS:
-        raise FitError(f"parametric needs {MIN_ROWS} runs or more for 5 constants, got {len(table)}")
+        raise FitError(f"{form} needs {MIN_ROWS} runs or more for its constants, got {len(table)}")
     for name, values in (("N", table.n), ("D", table.d)):
         if len(np.unique(np.round(np.log(values), 6))) < 3:
-            raise FitError(f"parametric needs 3 distinct {name} or more; add runs that differ in {name}")
+            raise FitError(f"{form} needs 3 distinct {name} or more; add runs that differ in {name}")
 
 
 def _starts(problem: Problem, loss: Array, count: int, seed: int) -> Array:
@@ -283,16 +284,18 @@ def _polish(problem: Problem, found: BatchMinimum) -> tuple[float, Array, Array]
     return value, gradient, theta
 
 
-def certify(relative_gradient: float, agreeing: int, starts: int) -> None:
-    if relative_gradient > 10 * GRADIENT_TOLERANCE:
-        raise FitError(f"parametric did not converge: relative gradient {relative_gradient:.1e} at the best point")
+def certify(relative_gradient: float, agreeing: int, starts: int, form: str = "parametric") -> None:
+    """Raises FitError for a fit that did not converge: its gradient is not small, or no other start agrees."""
+    if not relative_gradient <= 10 * GRADIENT_TOLERANCE:
+        raise FitError(f"{form} did not converge: relative gradient {relative_gradient:.1e} at the best point")
     if agreeing < min(MIN_AGREEING, starts):
         raise FitError(
-            f"parametric did not converge: {agreeing} of {starts} starts reach the best objective; use more starts"
+            f"{form} did not converge: {agreeing} of {starts} starts reach the best objective; use more starts"
         )
 
 
 def flags(e_at_floor: bool, alpha: float, beta: float) -> tuple[str, ...]:
+    """What limits a surface with these constants, in words."""
     found = []
     if e_at_floor:
         found.append("E at its bound (0): these runs do not show an irreducible loss")

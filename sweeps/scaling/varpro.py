@@ -147,7 +147,7 @@ def fit_varpro(table: RunTable, refined: int = REFINED) -> ParametricFit:
         FitError: fewer than 6 rows, or sizes or tokens that do not vary, a fit that is not certified, or one in
             which the loss does not fall with N or with D.
     """
-    require_rows(table)
+    require_rows(table, "parametric_linear")
     problem = LinearProblem(table.n, table.d, table.loss)
     alpha, beta = (axis.ravel() for axis in np.meshgrid(GRID, GRID))
     value, theta = problem.project(alpha, beta)
@@ -155,7 +155,7 @@ def fit_varpro(table: RunTable, refined: int = REFINED) -> ParametricFit:
     best = int(np.argmin(found.value))
     value_at, relative = float(found.value[best]), float(found.gradient_norm[best] / problem.gradient_scale())
     agreeing = int(np.sum(found.value <= value_at * (1 + AGREEMENT) + 1e-12 * len(table)))
-    certify(relative, agreeing, refined)
+    certify(relative, agreeing, refined, "parametric_linear")
     constants = problem.uncentre(found.x[best : best + 1])[0]
     if np.isnan(constants[0]):
         raise FitError("parametric_linear: A or B is not positive at the optimum: the loss does not fall with N or D")
