@@ -194,10 +194,16 @@ def _why_unusable(run: Run) -> str | None:
 
 def _group_by_flops(c_flops: Array) -> Array:
     """Single-link groups in ln C; each row gets its group's geometric mean."""
-    order = np.argsort(c_flops)
-    log_c = np.log(c_flops[order])
-    group = np.concatenate([[0], np.cumsum(np.diff(log_c) > BUDGET_GAP)]) if len(log_c) else np.zeros(0)
-    budget = np.empty_like(c_flops)
+    group, budget = group_logs(c_flops), np.empty_like(c_flops)
     for g in np.unique(group):
-        budget[order[group == g]] = math.exp(log_c[group == g].mean())
+        budget[group == g] = math.exp(np.log(c_flops[group == g]).mean())
     return budget
+
+
+def group_logs(values: Array, gap: float = BUDGET_GAP) -> NDArray[np.int64]:
+    """[rows] int64: number of each row's single-link group in ln of positive values, ascending."""
+    order = np.argsort(values)
+    group = np.zeros(len(values), dtype=np.int64)
+    if len(values):
+        group[order] = np.concatenate([[0], np.cumsum(np.diff(np.log(values[order])) > gap)])
+    return group
