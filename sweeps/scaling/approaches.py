@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sweeps.scaling.akima import AkimaFit, fit_akima
@@ -11,10 +11,12 @@ from sweeps.scaling.bootstrap_isoflop import akima_noise, bootstrap_akima, boots
 from sweeps.scaling.bootstrap_lines import LineReplicates
 from sweeps.scaling.bootstrap_parametric import ParametricReplicates, bootstrap_parametric
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, fit_isoflop
+from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates, bootstrap_kaplan, fit_kaplan
 from sweeps.scaling.optimum import flop_rule
 from sweeps.scaling.parametric import fit_parametric
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, RunTable
+from sweeps.scaling.varpro import LinearProblem, fit_varpro
 
 
 # The median of a budget's noise replicates needs fewer than the published interval does.
@@ -142,11 +144,35 @@ def near_rows(table: RunTable, options: FitOptions) -> RunTable:
     return table if options.max_excess is None else table.near_minimum(options.max_excess)
 
 
+def _left_out(table: RunTable, rows: RunTable, options: FitOptions) -> str:
+    gone = len(table) - len(rows)
+    return f"{gone} runs more than {options.max_excess:.0%} above their budget's lowest left out" if gone else ""
+
+
 def _parametric(table: RunTable, options: FitOptions) -> Surface:
     rows = near_rows(table, options)
-    gone = len(table) - len(rows)
-    left_out = f"{gone} runs more than {options.max_excess:.0%} above their budget's lowest left out" if gone else ""
-    return Surface(fit_parametric(rows, seed=options.seed), flop_rule(rows), left_out)
+    return Surface(fit_parametric(rows, seed=options.seed), flop_rule(rows), _left_out(table, rows, options))
+
+
+def _linear(table: RunTable, options: FitOptions) -> Surface:
+    rows = near_rows(table, options)
+    return Surface(fit_varpro(rows), flop_rule(rows), _left_out(table, rows, options))
+
+
+def _linear_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> ParametricReplicates:
+    assert isinstance(model, Surface)
+    return bootstrap_parametric(near_rows(table, options), model.fit, model.rule, k, seed, kind=LinearProblem)
+
+
+def _kaplan(table: RunTable, options: FitOptions) -> KaplanFit:
+    rows = near_rows(table, options)
+    fit, left_out = fit_kaplan(rows, seed=options.seed), _left_out(table, rows, options)
+    return replace(fit, flags=(*fit.flags, left_out)) if left_out else fit
+
+
+def _kaplan_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> KaplanReplicates:
+    assert isinstance(model, KaplanFit)
+    return bootstrap_kaplan(near_rows(table, options), model, k, seed)
 
 
 def _parametric_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> ParametricReplicates:
@@ -160,5 +186,7 @@ APPROACHES: dict[str, Approach] = {
         Approach("isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, by_budget=True),
         Approach("isoflop_akima", "Approach 2: IsoFLOP splines", _akima, _akima_draws, by_budget=True),
         Approach("parametric", "Approach 3: parametric surface, Huber on ln loss", _parametric, _parametric_draws),
+        Approach("parametric_linear", "Parametric surface, Huber on the loss itself", _linear, _linear_draws),
+        Approach("kaplan", "Kaplan's form, no irreducible loss", _kaplan, _kaplan_draws),
     )
 }
