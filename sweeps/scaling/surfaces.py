@@ -106,3 +106,13 @@ class KnownSurface:
     def d_opt(self, c_flops: Array | float) -> Array:
         """D* = C / (6 N*)."""
         return np.asarray(np.asarray(c_flops) / 6 / self.n_opt(c_flops))
+
+
+SURFACES = {
+    surface.name: surface
+    for surface in (
+        KnownSurface("symmetric", 1.69, 406.4, 410.7, 0.31, 0.31),
+        KnownSurface("chinchilla", 1.69, 406.4, 410.7, 0.34, 0.28),
+        KnownSurface("ratio3", 1.69, 406.4, 410.7, 0.465, 0.155),
+    )
+}
