@@ -169,7 +169,7 @@ def fit_repeats(table: RunTable, surface: RepeatSurface) -> RepeatFit:
     lattice = np.stack([axis.ravel() for axis in np.meshgrid(logs, logs)], axis=1)
     values = problem.value(lattice)
     starts = lattice[np.argsort(values)[:STARTS]]
-    found = newton_batch(problem.curved, starts, TOLERANCE * problem.gradient_scale(), 200)
+    found = newton_batch(problem.curved, starts, TOLERANCE * problem.gradient_scale())
     best = int(np.argmin(found.value))
     value, theta = float(found.value[best]), found.x[best]
     agreeing = int(np.sum(found.value <= value * (1 + 1e-5) + PERFECT * len(table)))
@@ -216,7 +216,7 @@ def bootstrap_repeats(table: RunTable, fit: RepeatFit, k: int = 1000, seed: int 
     counts = draw_counts(table, k, np.random.default_rng(seed))
     problem = RepeatProblem(table, fit.surface, counts)
     start = np.tile(np.log([fit.r_d, fit.r_n]), (k, 1))
-    found = newton_batch(problem.curved, start, TOLERANCE * problem.gradient_scale(), 100)
+    found = newton_batch(problem.curved, start, TOLERANCE * problem.gradient_scale())
     converged = found.gradient_norm <= 10 * TOLERANCE * problem.gradient_scale()
     return np.where(converged[:, None], np.exp(np.clip(found.x, -20, 20)), np.nan)
 
