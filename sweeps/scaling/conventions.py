@@ -19,14 +19,9 @@ from scipy.interpolate import PchipInterpolator
 
 from lm.config import ModelConfig
 from lm.plan import flops_per_token, n_params
+from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, near_rows
 from sweeps.scaling.bootstrap import Interval, interval
-from sweeps.scaling.bootstrap_isoflop import bootstrap_isoflop
-from sweeps.scaling.bootstrap_parametric import bootstrap_parametric
-from sweeps.scaling.isoflop import NEAREST, fit_isoflop
-from sweeps.scaling.optimum import flop_rule
-from sweeps.scaling.parametric import fit_parametric
-from sweeps.scaling.surfaces import Surface
-from sweeps.scaling.table import FitError, Run, RunTable
+from sweeps.scaling.table import Array, FitError, Run, RunTable
 
 # FLOP convention -> the N that goes with it.
 NATURAL = {
@@ -40,7 +35,7 @@ SHAPE_OPTIONAL = ("n_kv_heads", "d_ff", "d_head")
 TOTAL_COLUMNS = ("n_params_total", "N_total", "n_total")
 SIX = 6.0
 DIFFERS = 0.01
-MIN_POINTS_A_SIZE = 3
+MIN_RUNS_A_SIZE, MIN_SIZES = 4, 5
 
 Count = Callable[[Run], tuple[float, float]]
 
@@ -134,62 +129,55 @@ def _total(run: Run) -> float | None:
 
 def exponents(
     table: RunTable,
-    approaches: Sequence[str] = ("isoflop", "parametric"),
+    approaches: Sequence[str] = ("isoflop", "isoflop_akima", "parametric"),
     bootstrap: int = 200,
-    seed: int = 0,
-    max_excess: float | None = None,
-    near: int | None = NEAREST,
+    options: FitOptions | None = None,
 ) -> tuple[ConventionExponent, ...]:
     """The exponent under every convention, by every approach that can be applied there.
 
     Args:
-        approaches: `parametric`; `isoflop`, which needs curves at common budgets: where C is counted anew, each size's
-            loss is interpolated over its own C, which takes 3 budgets or more a size.
+        approaches: keys of `approaches.APPROACHES`. Those that read IsoFLOP curves need common budgets: where C is
+            counted anew, each size's loss is interpolated over its own C, see `at_common_budgets`.
         bootstrap: replicates of each interval; 0 gives none.
-        max_excess: the surface is fitted to runs at most this far (relative) above the lowest of their budget, chosen
-            under the table's own convention, so that all conventions see the same runs.
+        options: `max_excess` chooses the runs of surfaces under the table's own convention, so that all conventions
+            see the same ones.
 
     Returns:
         Conventions by approach; those that are refused are missing.
     """
-    chosen = table if max_excess is None else table.near_minimum(max_excess)
-    surfaces = conventions(chosen) if "parametric" in approaches else {}
-    curves = conventions(table) if "isoflop" in approaches else {}
+    options = options or FitOptions()
+    near, plain = conventions(near_rows(table, options)), replace(options, max_excess=None)
     found = []
-    for name in dict.fromkeys([*curves, *surfaces]):
-        try:
-            if name in curves:
-                found.append(_isoflop(curves[name], bootstrap, seed, near))
-        except FitError:
-            pass
-        try:
-            if name in surfaces:
-                found.append(_parametric(surfaces[name], bootstrap, seed))
-        except FitError:
-            pass
+    for name, whole in conventions(table).items():
+        for key in approaches:
+            approach = APPROACHES[key]
+            try:
+                rows = _with_budgets(whole) if approach.by_budget else near.get(name)
+                if rows is not None:
+                    found.append(_exponent(approach, rows, bootstrap, plain))
+            except FitError:
+                continue
     return tuple(found)
 
 
-def _parametric(table: RunTable, bootstrap: int, seed: int) -> ConventionExponent:
-    rule = flop_rule(table)
-    model = Surface(fit_parametric(table, seed=seed), rule)
+def _exponent(approach: Approach, table: RunTable, bootstrap: int, options: FitOptions) -> ConventionExponent:
+    model = approach.fit(table, options)
     low, high = float(table.c.min()), float(table.c.max())
     span = np.log(high / low)
+    a = model.a if approach.by_budget else float(np.log(model.n_opt(high) / model.n_opt(low)) / span)
     ends = NO_ENDS
     if bootstrap:
-        draws = bootstrap_parametric(table, model.fit, rule, bootstrap, seed)
-        ends = interval(np.log(draws.decision(high)[0] / draws.decision(low)[0]) / span)
-    a = float(np.log(model.n_opt(high) / model.n_opt(low)) / span)
-    return ConventionExponent(table.convention, table.n_convention, "parametric", a, ends.low, ends.high)
+        try:
+            draws = approach.bootstrap(table, model, bootstrap, options.seed, options)
+            slopes = draws.a if approach.by_budget else np.log(draws.decision(high)[0] / draws.decision(low)[0]) / span
+            ends = interval(slopes)
+        except FitError:  # the noise is not known: the exponent stands without an interval
+            pass
+    return ConventionExponent(table.convention, table.n_convention, approach.name, a, ends.low, ends.high)
 
 
-def _isoflop(table: RunTable, bootstrap: int, seed: int, near: int | None) -> ConventionExponent:
-    curves = table if all(run.budget is not None for run in table.runs) else at_common_budgets(table)
-    fit = fit_isoflop(curves, near, "power")
-    ends = NO_ENDS
-    if bootstrap:
-        ends = interval(bootstrap_isoflop(curves, fit, bootstrap, seed).a)
-    return ConventionExponent(table.convention, table.n_convention, "isoflop", fit.a, ends.low, ends.high)
+def _with_budgets(table: RunTable) -> RunTable:
+    return table if all(run.budget is not None for run in table.runs) else at_common_budgets(table)
 
 
 def at_common_budgets(table: RunTable) -> RunTable:
@@ -198,33 +186,36 @@ def at_common_budgets(table: RunTable) -> RunTable:
     The points of one size come from the same runs, so they share a name and are resampled together.
 
     Raises:
-        FitError: sizes with too few runs, or no range of C that 3 sizes share.
+        FitError: sizes with too few runs, or no range of C that 5 sizes share.
     """
-    sizes = np.unique(table.n)
-    rows = [np.flatnonzero(table.n == n) for n in sizes]
-    rows = [r[np.argsort(table.c[r])] for r in rows if len(np.unique(table.c[r])) >= MIN_POINTS_A_SIZE]
-    if len(rows) < MIN_POINTS_A_SIZE:
+    rows = [np.flatnonzero(table.n == n) for n in np.unique(table.n)]
+    rows = [r[np.argsort(table.c[r])] for r in rows if len(np.unique(table.c[r])) >= MIN_RUNS_A_SIZE]
+    if len(rows) < MIN_SIZES:
         raise FitError(
-            f"under {table.convention} runs share no budgets, and only {len(rows)} sizes have the 3 runs or more that "
-            "interpolation takes"
+            f"under {table.convention} runs share no budgets, and {len(rows)} sizes have the {MIN_RUNS_A_SIZE} runs "
+            f"that interpolation takes ({MIN_SIZES} sizes are needed)"
         )
-    count = max(len(r) for r in rows)
-    low = np.sort([table.c[r[0]] for r in rows])[MIN_POINTS_A_SIZE - 1]
-    high = np.sort([table.c[r[-1]] for r in rows])[-MIN_POINTS_A_SIZE]
+    low = np.sort([table.c[r[0]] for r in rows])[MIN_SIZES - 1]
+    high = np.sort([table.c[r[-1]] for r in rows])[-MIN_SIZES]
     if not high > low:
-        raise FitError(f"under {table.convention} no range of FLOPs is shared by 3 sizes")
-    runs = []
-    for r in rows:
-        c, first = np.unique(np.log(table.c[r]), return_index=True)
-        loss, d = np.log(table.loss[r])[first], np.log(table.d[r])[first]
-        for budget in np.geomspace(low, high, count):
-            x = float(np.clip(np.log(budget), c[0], c[-1]))
-            if abs(x - np.log(budget)) > 1e-6:
-                continue
-            y, z = float(PchipInterpolator(c, loss)(x)), float(PchipInterpolator(c, d)(x))
-            n = float(table.n[r[0]])
-            runs.append(Run(f"N {n:.6g}", n, float(np.exp(z)), float(budget), float(np.exp(y)), float(budget)))
+        raise FitError(f"under {table.convention} no range of FLOPs is shared by {MIN_SIZES} sizes")
+    budgets = np.geomspace(low, high, max(len(r) for r in rows))
+    runs = [run for r in rows for run in _interpolated(table, r, budgets)]
     return RunTable.from_runs(runs, table.excluded, table.convention, table.n_convention)
+
+
+def _interpolated(table: RunTable, rows: np.ndarray, budgets: Array) -> list[Run]:
+    """One size's runs at those budgets that lie between its own."""
+    log_c, first = np.unique(np.log(table.c[rows]), return_index=True)
+    loss = PchipInterpolator(log_c, np.log(table.loss[rows])[first])
+    tokens = PchipInterpolator(log_c, np.log(table.d[rows])[first])
+    n = float(table.n[rows[0]])
+    return [
+        Run(f"N {n:.6g}", n, float(np.exp(tokens(x))), float(np.exp(x)), float(np.exp(loss(x))), float(np.exp(x)))
+        for x in np.clip(np.log(budgets), log_c[0], log_c[-1])[
+            (np.log(budgets) >= log_c[0] - 1e-9) & (np.log(budgets) <= log_c[-1] + 1e-9)
+        ]
+    ]
 
 
 NO_ENDS = Interval(float("nan"), float("nan"))
