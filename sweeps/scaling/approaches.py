@@ -10,6 +10,7 @@ from sweeps.scaling.akima import AkimaFit, fit_akima
 from sweeps.scaling.bootstrap_isoflop import akima_noise, bootstrap_akima, bootstrap_isoflop
 from sweeps.scaling.bootstrap_lines import LineReplicates
 from sweeps.scaling.bootstrap_parametric import ParametricReplicates, bootstrap_parametric
+from sweeps.scaling.envelope import EnvelopeFit, bootstrap_envelope, fit_envelope
 from sweeps.scaling.holdout_noise import surface_holdout_errors
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, fit_isoflop
 from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates, bootstrap_kaplan, fit_kaplan
@@ -127,6 +128,15 @@ class Approach:
     holdout_errors: Callable[[RunTable, Model, Replicates | None, FitOptions], ExpectedErrors] | None = None
 
 
+def _envelope(table: RunTable, options: FitOptions) -> EnvelopeFit:
+    return fit_envelope(table, options.loss_form)
+
+
+def _envelope_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> LineReplicates:
+    assert isinstance(model, EnvelopeFit)
+    return bootstrap_envelope(table, model, k, seed, options.noise_sd)
+
+
 def _isoflop(table: RunTable, options: FitOptions) -> IsoFlopFit:
     return fit_isoflop(table, options.near, options.loss_form)
 
@@ -204,6 +214,9 @@ def _surface_errors(kind: type[Problem] | type[LinearProblem]) -> Callable[..., 
 APPROACHES: dict[str, Approach] = {
     approach.name: approach
     for approach in (
+        Approach(
+            "envelope", "Approach 1: lower envelope of the runs", _envelope, _envelope_draws, True, _line_errors
+        ),
         Approach(
             "isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, True, _line_errors
         ),
