@@ -15,10 +15,11 @@ from sweeps.scaling.holdout_noise import surface_holdout_errors
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, fit_isoflop
 from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates, bootstrap_kaplan, fit_kaplan
 from sweeps.scaling.optimum import flop_rule
-from sweeps.scaling.parametric import Problem, fit_parametric
+from sweeps.scaling.parametric import ParametricFit, Problem
 from sweeps.scaling.surfaces import Surface
-from sweeps.scaling.table import Array, RunTable
+from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.varpro import LinearProblem, fit_varpro
+from sweeps.scaling.world import fit_once, flat_profile
 
 # The median of a budget's noise replicates needs fewer than the published interval does.
 AKIMA_REPLICATES = 200
@@ -165,14 +166,21 @@ def _left_out(table: RunTable, rows: RunTable, options: FitOptions) -> str:
     return f"{gone} runs more than {options.max_excess:.0%} above their budget's lowest left out" if gone else ""
 
 
+def _surface(table: RunTable, rows: RunTable, fit: ParametricFit, options: FitOptions) -> Surface:
+    """The surface of some of a table's rows, refused where they do not identify its exponents."""
+    if not fit.flags and (reason := flat_profile(rows, fit)):
+        raise FitError(reason)
+    return Surface(fit, flop_rule(rows), _left_out(table, rows, options))
+
+
 def _parametric(table: RunTable, options: FitOptions) -> Surface:
     rows = near_rows(table, options)
-    return Surface(fit_parametric(rows, seed=options.seed), flop_rule(rows), _left_out(table, rows, options))
+    return _surface(table, rows, fit_once(rows, options.seed), options)
 
 
 def _linear(table: RunTable, options: FitOptions) -> Surface:
     rows = near_rows(table, options)
-    return Surface(fit_varpro(rows), flop_rule(rows), _left_out(table, rows, options))
+    return _surface(table, rows, fit_varpro(rows), options)
 
 
 def _linear_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> ParametricReplicates:

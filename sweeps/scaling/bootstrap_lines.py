@@ -188,7 +188,7 @@ def add_scatter(fit: LineFit, found: Array, generator: np.random.Generator) -> A
     """Adds the lines' residual variance that the replicates do not show to ln N*, ln D* and ln loss.
 
     Compared are like with like, residual variances around straight lines: the user's counts as unexplained when it
-    is above the replicates' 95th percentile. (Ragged shapes, batch rounding and a surface of another form all end up here.)
+    is above the replicates' 95th percentile. Ragged shapes, batch rounding and a surface of another form end up here.
     """
     good = [m for m in fit.minima if m.ok]
     log_c = np.log([m.budget for m in good])
