@@ -76,6 +76,7 @@ def result_dict(result: Result) -> dict[str, Any]:
         "e_interval": _ends(result.e_interval),
         "parameters": result.model.parameters,
         "scheme": result.replicates.scheme if result.replicates else None,
+        "bias": vars(result.bias) if result.bias else None,
         "holdout_error": last.error if last else None,
         "holdout": [vars(point) for point in result.holdout.points],
         "decisions": [_decision_dict(d) for d in result.decisions],
@@ -93,6 +94,8 @@ def result_metrics(result: Result) -> dict[str, float]:
         "b": result.b, "b_lo": result.b_interval.low, "b_hi": result.b_interval.high,
         "e": result.e, "e_lo": result.e_interval.low, "e_hi": result.e_interval.high,
     }  # fmt: skip
+    if result.bias is not None:
+        metrics["bias_n"] = result.bias.n_opt
     if result.holdout.last is not None:
         metrics |= {"holdout_err": result.holdout.last.error, "holdout_size": result.holdout.relative_error}
     if result.decisions:
@@ -164,13 +167,14 @@ def _head(report: FitReport) -> list[str]:
 
 
 def _exponents(report: FitReport) -> list[str]:
-    rows = [("approach", "a (N* ~ C^a)", "b (D* ~ C^b)", "E, nats", "holdout error")]
+    rows = [("approach", "a (N* ~ C^a)", "bias of a", "b (D* ~ C^b)", "E, nats", "holdout error")]
     for name, r in report.analysis.results.items():
         last = r.holdout.last
         rows.append(
             (
                 name,
                 f"{r.a:.3f}{_span(r.a_interval, lambda v: f'{v:.3f}')}",
+                f"{r.bias.a:+.3f}" if r.bias else "-",
                 f"{r.b:.3f}{_span(r.b_interval, lambda v: f'{v:.3f}')}",
                 f"{r.e:.3f}{_span(r.e_interval, lambda v: f'{v:.3f}')}" if r.e else "not in the form",
                 f"{last.error:+.2%}" if last else "-",
@@ -198,6 +202,7 @@ def _decisions(report: FitReport) -> list[str]:
 
 def _notes(report: FitReport) -> list[str]:
     lines = [f"{name}: {flag}" for name, result in report.analysis.results.items() for flag in result.flags]
+    lines += [_bias_line(name, result) for name, result in report.analysis.results.items() if result.bias]
     excluded = report.analysis.table.excluded
     if excluded:
         lines.append(f"excluded {len(excluded)} rows:")
@@ -205,6 +210,16 @@ def _notes(report: FitReport) -> list[str]:
         if len(excluded) > MAX_EXCLUDED_LINES:
             lines.append(f"  and {len(excluded) - MAX_EXCLUDED_LINES} more (--json lists all)")
     return ["", *lines, f"verdict: {report.analysis.verdict}"]
+
+
+def _bias_line(name: str, result: Result) -> str:
+    """What approach 2's values need taken off on this grid; its intervals have it taken off."""
+    bias = result.bias
+    assert bias is not None
+    return (
+        f"{name}: without any noise this grid gives a {bias.a:+.3f}, N* {bias.n_opt:+.1%} and D* {bias.d_opt:+.1%} at "
+        f"{bias.target:.3g} FLOPs off the surface fitted to it; values stand as fitted, intervals are without that bias"
+    )
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

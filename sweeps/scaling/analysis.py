@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, Model, Replicates
-from sweeps.scaling.bias import Bias
+from sweeps.scaling.bias import Bias, own_grid_bias
 from sweeps.scaling.bootstrap import Interval, interval
 from sweeps.scaling.holdout import Holdout, rolling
 from sweeps.scaling.isoflop import NEAREST, Minimum, fit_isoflop
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, FitError, RunTable
+from sweeps.scaling.verdict import preference, serious, verdict
+from sweeps.scaling.world import fitted_world
 
 __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
 
@@ -132,7 +134,7 @@ class Analysis:
         """
         if not self.results:
             raise FitError("no approach gave an answer: " + "; ".join(f"{k}: {v}" for k, v in self.refused.items()))
-        return min(self.results.values(), key=_preference)
+        return min(self.results.values(), key=preference)
 
 
 def widen(drawn: Interval, centre: float, amount: float) -> Interval:
@@ -179,7 +181,7 @@ def analyse(
             results[name] = _result(APPROACHES[name], table, minima, budgets, bootstrap, options)
         except FitError as error:
             refused[name] = str(error)
-    return Analysis(table, results, refused, minima, _verdict(results, refused))
+    return Analysis(table, results, refused, minima, verdict(results, refused))
 
 
 def _minima(table: RunTable, near: int | None) -> tuple[Minimum, ...]:
@@ -198,6 +200,8 @@ def _result(
     options: FitOptions,
 ) -> Result:
     model = approach.fit(table, options)
+    if unusable := serious(model.flags):
+        raise FitError("; ".join(unusable))
     flags = list(model.flags)
     replicates = _draws(approach, table, model, bootstrap, options, flags)
     holdout = _holdout(approach, table, minima, options, flags)
@@ -217,8 +221,18 @@ def _result(
         decisions=(),
         flags=tuple(flags),
         budgets=table.budgets,
+        bias=_bias(approach, table, budgets, options),
     )
     return replace(result, decisions=tuple(_decide(result, float(c), options.seed) for c in budgets))
+
+
+def _bias(approach: Approach, table: RunTable, budgets: Sequence[float], options: FitOptions) -> Bias | None:
+    """Bias at the first target, or at the largest budget where none is given; None for surfaces."""
+    fitted = fitted_world(table, options.seed) if approach.by_budget else None
+    if fitted is None:
+        return None
+    target = float(budgets[0]) if len(budgets) else float(table.budgets.max())
+    return own_grid_bias(table, fitted[0], target, lambda part: approach.fit(part, options))
 
 
 def _draws(
@@ -261,36 +275,3 @@ def _decide(result: Result, budget: float, seed: int) -> Decision:
         budget, n, d, loss, n_interval, d_interval,
         result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.budgets),
     )  # fmt: skip
-
-
-def _preference(result: Result) -> tuple[bool, float, str]:
-    error = result.holdout.relative_error
-    serious = any("bound" in flag or "not positive" in flag or "not identified" in flag for flag in result.flags)
-    return serious, float("inf") if np.isnan(error) else error, result.approach
-
-
-def _verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
-    """Which approaches answer, whether each pair of exponents agrees, and which approach is preferred."""
-    if not results:
-        return "no approach gave an answer"
-    if len(results) == 1:
-        only = next(iter(results.values()))
-        why = f"{', '.join(refused)} refused" if refused else "no other was asked for"
-        return f"only {only.approach} gave an answer ({why}); nothing to check it against"
-    best = min(results.values(), key=_preference)
-    preferred = f"{best.approach} is preferred (holdout error {best.holdout.relative_error:.1%})"
-    shown = ", ".join(f"{name} {r.a:.3f}" for name, r in results.items())
-    names = list(results)
-    pairs = [(results[x], results[y]) for i, x in enumerate(names) for y in names[i + 1 :]]
-    apart = [(x, y) for x, y in pairs if not _overlap(x.a_interval, y.a_interval)]
-    if apart:
-        which = "; ".join(f"{x.approach} and {y.approach}" for x, y in apart)
-        return f"approaches DISAGREE on the exponent of N* ({shown}): {which} have intervals apart; {preferred}"
-    if all(x.a in y.a_interval and y.a in x.a_interval for x, y in pairs):
-        return f"approaches agree on the exponent of N* ({shown}); {preferred}"
-    return f"exponents of N* differ ({shown}) but all intervals overlap; {preferred}"
-
-
-def _overlap(first: Interval, second: Interval) -> bool:
-    """Whether two intervals share a point; one that is missing says nothing, so it does not."""
-    return first.low <= second.high and second.low <= first.high

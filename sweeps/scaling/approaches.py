@@ -10,14 +10,16 @@ from sweeps.scaling.akima import AkimaFit, fit_akima
 from sweeps.scaling.bootstrap_isoflop import akima_noise, bootstrap_akima, bootstrap_isoflop
 from sweeps.scaling.bootstrap_lines import LineReplicates
 from sweeps.scaling.bootstrap_parametric import ParametricReplicates, bootstrap_parametric
+from sweeps.scaling.envelope import EnvelopeFit, bootstrap_envelope, fit_envelope
 from sweeps.scaling.holdout_noise import surface_holdout_errors
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, fit_isoflop
 from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates, bootstrap_kaplan, fit_kaplan
 from sweeps.scaling.optimum import flop_rule
-from sweeps.scaling.parametric import Problem, fit_parametric
+from sweeps.scaling.parametric import ParametricFit, Problem
 from sweeps.scaling.surfaces import Surface
-from sweeps.scaling.table import Array, RunTable
+from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.varpro import LinearProblem, fit_varpro
+from sweeps.scaling.world import fit_once, flat_profile
 
 # The median of a budget's noise replicates needs fewer than the published interval does.
 AKIMA_REPLICATES = 200
@@ -127,6 +129,15 @@ class Approach:
     holdout_errors: Callable[[RunTable, Model, Replicates | None, FitOptions], ExpectedErrors] | None = None
 
 
+def _envelope(table: RunTable, options: FitOptions) -> EnvelopeFit:
+    return fit_envelope(table, options.loss_form)
+
+
+def _envelope_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> LineReplicates:
+    assert isinstance(model, EnvelopeFit)
+    return bootstrap_envelope(table, model, k, seed, options.noise_sd)
+
+
 def _isoflop(table: RunTable, options: FitOptions) -> IsoFlopFit:
     return fit_isoflop(table, options.near, options.loss_form)
 
@@ -155,14 +166,21 @@ def _left_out(table: RunTable, rows: RunTable, options: FitOptions) -> str:
     return f"{gone} runs more than {options.max_excess:.0%} above their budget's lowest left out" if gone else ""
 
 
+def _surface(table: RunTable, rows: RunTable, fit: ParametricFit, options: FitOptions) -> Surface:
+    """The surface of some of a table's rows, refused where they do not identify its exponents."""
+    if not fit.flags and (reason := flat_profile(rows, fit)):
+        raise FitError(reason)
+    return Surface(fit, flop_rule(rows), _left_out(table, rows, options))
+
+
 def _parametric(table: RunTable, options: FitOptions) -> Surface:
     rows = near_rows(table, options)
-    return Surface(fit_parametric(rows, seed=options.seed), flop_rule(rows), _left_out(table, rows, options))
+    return _surface(table, rows, fit_once(rows, options.seed), options)
 
 
 def _linear(table: RunTable, options: FitOptions) -> Surface:
     rows = near_rows(table, options)
-    return Surface(fit_varpro(rows), flop_rule(rows), _left_out(table, rows, options))
+    return _surface(table, rows, fit_varpro(rows), options)
 
 
 def _linear_draws(table: RunTable, model: Model, k: int, seed: int, options: FitOptions) -> ParametricReplicates:
@@ -204,6 +222,9 @@ def _surface_errors(kind: type[Problem] | type[LinearProblem]) -> Callable[..., 
 APPROACHES: dict[str, Approach] = {
     approach.name: approach
     for approach in (
+        Approach(
+            "envelope", "Approach 1: lower envelope of the runs", _envelope, _envelope_draws, True, _line_errors
+        ),
         Approach(
             "isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, True, _line_errors
         ),

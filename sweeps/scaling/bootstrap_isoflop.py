@@ -81,7 +81,7 @@ def bootstrap_isoflop(
     known_scheme(scheme, ("auto", "surface", "noise", "rows"))
     generator = np.random.default_rng(seed)
     if scheme == "rows":
-        sd = _draw_sd(_noise(table, fit, None, noise_sd), k, generator)
+        sd = draw_sd(_noise(table, fit, None, noise_sd), k, generator)
         return line_replicates(fit, _vertices_of_rows(table, fit, draw_counts(table, k, generator)), None, sd, "rows")
     centre = _centre(table, fit)
     return _simulate(
@@ -134,7 +134,7 @@ def _simulate(
     fitted = fitted_world(table) if scheme != "noise" else None
     if fitted is None and scheme == "surface":
         raise FitError("no surface can be fitted to these runs to simulate on; use scheme noise")
-    sd = _draw_sd(_noise(table, parabolas, None if fitted is None else fitted[0], noise_sd), k, generator)
+    sd = draw_sd(_noise(table, parabolas, None if fitted is None else fitted[0], noise_sd), k, generator)
     if fitted is None:
         world, used, losses = None, "noise", centre
     else:
@@ -162,10 +162,15 @@ def _splines(log_n: Array, log_d: Array, losses: Array, sd: float, generator: np
 
 
 def _noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | None, noise_sd: float | None) -> Noise:
-    return Noise(noise_sd, 10**6, "given") if noise_sd is not None else estimate_noise(table, fit, surface)
+    return given_noise(noise_sd) or estimate_noise(table, fit, surface)
 
 
-def _draw_sd(noise: Noise, k: int, generator: np.random.Generator) -> Array:
+def given_noise(noise_sd: float | None) -> Noise | None:
+    """A known sd, with as good as infinite degrees of freedom."""
+    return None if noise_sd is None else Noise(noise_sd, 10**6, "given")
+
+
+def draw_sd(noise: Noise, k: int, generator: np.random.Generator) -> Array:
     """[k] fp64 from the sampling distribution of the sd: few degrees of freedom give wide intervals."""
     return noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, k))
 

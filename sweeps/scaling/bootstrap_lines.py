@@ -187,8 +187,8 @@ def redraw(
 def add_scatter(fit: LineFit, found: Array, generator: np.random.Generator) -> Array:
     """Adds the lines' residual variance that the replicates do not show to ln N*, ln D* and ln loss.
 
-    Compared are like with like: residual variances around the fit's own lines, the user's against the replicates'
-    mean. (Ragged shapes, batch rounding and a surface of another form all end up here.)
+    Compared are like with like, residual variances around straight lines: the user's counts as unexplained when it
+    is above the replicates' 95th percentile. Ragged shapes, batch rounding and a surface of another form end up here.
     """
     good = [m for m in fit.minima if m.ok]
     log_c = np.log([m.budget for m in good])
@@ -200,7 +200,9 @@ def add_scatter(fit: LineFit, found: Array, generator: np.random.Generator) -> A
     for column, values in measured.items():
         total = _residual_variance(log_c, values[None])[0]
         shown = _residual_variance(log_c, found[:, :, column])
-        excess = max(0.0, float(total - np.nanmean(shown))) if np.isfinite(shown).any() else 0.0
+        if not np.isfinite(shown).any() or total <= np.nanpercentile(shown, 95):
+            continue  # as much scatter as the replicates show by themselves
+        excess = float(total - np.nanmean(shown))
         out[:, :, column] += np.sqrt(excess) * generator.standard_normal(found.shape[:2])
     return out
 

@@ -21,6 +21,8 @@ MAX_ROLLING = 3
 MIN_BUDGETS = 2
 MIN_SIMULATED = 20
 HOLDOUT_FACTOR = 2.0
+# An error further than this many sd from what noise and known bias give is not explained by them.
+UNEXPLAINED_SDS = 2.0
 
 
 class Predictor(Protocol):
@@ -55,6 +57,14 @@ class HoldoutPoint:
     n_ratio: float
     expected: float = float("nan")
     expected_sd: float = float("nan")
+
+    @property
+    def excess(self) -> float:
+        """Size of the error beyond noise and known bias; all of it where those are not known."""
+        if not np.isfinite(self.expected_sd):
+            return abs(self.error)
+        square = (self.error - self.expected) ** 2 - self.expected_sd**2
+        return float(np.sqrt(square)) if square > (UNEXPLAINED_SDS**2 - 1) * self.expected_sd**2 else 0.0
 
 
 @dataclass(frozen=True)
@@ -98,17 +108,13 @@ class Holdout:
         """Half-width, relative to the loss, that errors beyond what noise and known bias explain add at a target.
 
         Twice the root mean square of the excess, each error's divided by its reach and multiplied by the target's:
-        one to three errors say little about their own spread. An error whose expectation is not known counts whole.
+        one to three errors say little about their own spread. An error within two sd of its expectation has no excess;
+        one whose expectation is not known counts whole.
         NaN without points.
         """
         if not self.points:
             return float("nan")
-        known = [np.isfinite(p.expected_sd) for p in self.points]
-        squares = [
-            ((p.error - p.expected) ** 2 - p.expected_sd**2 if k else p.error**2) / p.reach**2
-            for p, k in zip(self.points, known, strict=True)
-        ]
-        size = HOLDOUT_FACTOR * float(np.sqrt(max(0.0, float(np.mean(squares)))))
+        size = HOLDOUT_FACTOR * float(np.sqrt(np.mean([(p.excess / p.reach) ** 2 for p in self.points])))
         return size * max(reach(budgets, c_flops), self.points[-1].reach)
 
     def with_expected(self, errors: Callable[[float, float], Array | None]) -> Holdout:
