@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from recipes.command import command_parser, exit_status
+from sweeps import answers
 from sweeps.fit_report import FitReport, result_metrics
 from sweeps.records import KIND, OPTIONAL_COLUMNS, PARENT, describe_fits, log_run, read_runs
-from sweeps.scaling.analysis import analyse
+from sweeps.scaling.analysis import Analysis, analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
@@ -120,6 +121,13 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("sweeps.fit", __doc__)
     add_run_arguments(p)
     p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
+    p.add_argument("--target-loss", type=float, metavar="L", help="with --inference-tokens: nats per token to reach")
+    p.add_argument("--inference-tokens", type=float, nargs="+", default=[], metavar="I", help="tokens to be served")
+    p.add_argument("--repeats", action="store_true", help="fit what repeated tokens are worth (column unique_tokens)")
+    p.add_argument(
+        "--rates", type=float, nargs=2, action="append", default=[], metavar=("N", "D"),
+        help="learning rate and batch at N and D, from runs at several learning rates",
+    )  # fmt: skip
     p.add_argument("--json", type=Path, metavar="FILE", help="write every number here as JSON")
     p.add_argument("--plots", type=Path, metavar="DIR", help="write isoflop.png and scaling.png here")
     p.add_argument("--mlflow", action="store_true", help="log the fit to the experiment the runs came from")
@@ -192,10 +200,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _command(arguments))
 
 
+def further_answers(arguments: argparse.Namespace, analysis: Analysis) -> list[str]:
+    """Lines for --inference-tokens, --repeats and --rates."""
+    lines = []
+    if arguments.inference_tokens:
+        lines += answers.inference_lines(analysis, arguments.target_loss, arguments.inference_tokens)
+    if arguments.repeats:
+        lines += answers.repeat_lines(analysis.table, arguments.bootstrap, arguments.seed)
+    if arguments.rates:
+        lines += answers.rate_lines(analysis.table, arguments.rates, arguments.bootstrap, arguments.seed)
+    return lines
+
+
 def _command(arguments: argparse.Namespace) -> None:
+    if bool(arguments.inference_tokens) != (arguments.target_loss is not None):
+        raise ValueError("--inference-tokens and --target-loss go together")
     report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
     warn_of_mixture(report.analysis.table)
     print(report.text())
+    for line in further_answers(arguments, report.analysis):
+        print(line)
     if not arguments.budget:
         print(f"no --budget was given: decided for {DEFAULT_REACH:g} times the largest one")
     if arguments.json:

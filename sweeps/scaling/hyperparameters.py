@@ -119,10 +119,7 @@ def fit_hyperparameters(table: RunTable, bootstrap: int = 1000, seed: int = 0) -
     lr_law, batch_law = (law[0] for law in _fit(grids, ones))
     counts, scheme = _draw(grids, bootstrap, np.random.default_rng(seed))
     lr_draws, batch_draws = _fit(grids, counts)
-    points = tuple(
-        (float(np.exp(grids.design[grids.group == g, 1].mean())), float(np.exp(grids.design[grids.group == g, 2].mean())))
-        for g in range(grids.count)
-    )  # fmt: skip
+    points = tuple(_point(grids, g) for g in range(grids.count))
     return HyperparameterLaws(
         lr_law, batch_law, lr_draws, batch_draws, scheme, tuple(_left_out(grids, points)), points, tuple(flags)
     )
@@ -133,9 +130,15 @@ def score_laws(table: RunTable, lr: Law, batch_tokens: Law) -> tuple[Regret, ...
     grids, _ = _grids(table)
     found = []
     for g in range(grids.count):
-        n, d = (float(np.exp(grids.design[grids.group == g, i].mean())) for i in (1, 2))
+        n, d = _point(grids, g)
         found.append(_regret(grids, g, n, d, lr(n, d), batch_tokens(n, d)))
     return tuple(found)
+
+
+def _point(grids: _Grids, g: int) -> tuple[float, float]:
+    """N and D of a grid: geometric means of its rows."""
+    log_n, log_d = grids.design[grids.group == g, 1:].mean(axis=0)
+    return float(np.exp(log_n)), float(np.exp(log_d))
 
 
 def _grids(table: RunTable) -> tuple[_Grids, list[str]]:
@@ -168,10 +171,8 @@ def _grids(table: RunTable) -> tuple[_Grids, list[str]]:
     numbers = np.unique(group[keep], return_inverse=True)[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         log_batch = np.log(rows.optional("batch_tokens"))
-    return (
-        _Grids(numbers, int(numbers.max()) + 1, design, np.log(rows.optional("lr")), log_batch, rows.loss, rows.clusters),
-        flags,
-    )  # fmt: skip
+    log_lr = np.log(rows.optional("lr"))
+    return _Grids(numbers, int(numbers.max()) + 1, design, log_lr, log_batch, rows.loss, rows.clusters), flags
 
 
 def _fit(grids: _Grids, counts: Array) -> tuple[Array, Array]:

@@ -15,6 +15,7 @@ direction, so the fit comes with the profile of each constant, and says when a p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -25,8 +26,8 @@ from sweeps.scaling.parametric import DELTA, certify
 from sweeps.scaling.table import Array, FitError, RunTable
 
 # Repeats and excess parameters worth anything at all lie far inside these.
-LEAST, LARGEST = 0.05, 1000.0
-GRID, PROFILE = 30, 41
+LEAST, LARGEST = 0.05, 1e5
+GRID, PROFILE = 36, 49
 STARTS = 16
 MIN_REPEATED = 6
 # A constant is told apart from others whose best objective is at most this much (relative) higher: about one run's
@@ -52,8 +53,8 @@ class RepeatSurface:
         g = (self.alpha * self.a_coef / (self.beta * self.b_coef)) ** (1 / (self.alpha + self.beta))
         return np.asarray(g * np.power(g * unique_tokens, self.beta / self.alpha))
 
-    def loss(self, n_params: Array, d_tokens: Array, unique_tokens: Array, r_d: Array, r_n: Array) -> Array:
-        """L(N, D, U) in nats per token; arguments broadcast."""
+    def loss(self, n_params: Any, d_tokens: Any, unique_tokens: Any, r_d: Any, r_n: Any) -> Array:
+        """L(N, D, U) in nats per token; fp64 arguments, arrays or numbers, that broadcast."""
         u_d = np.minimum(d_tokens, unique_tokens)
         u_n = np.minimum(n_params, self.fresh_size(u_d))
         d = u_d * (1 + r_d * -np.expm1(-(d_tokens / u_d - 1) / r_d))
@@ -175,10 +176,11 @@ def fit_repeats(table: RunTable, surface: RepeatSurface) -> RepeatFit:
     agreeing = int(np.sum(found.value <= value * (1 + 1e-5) + PERFECT * len(table)))
     relative = float(found.gradient_norm[best] / problem.gradient_scale())
     certify(relative, agreeing, STARTS, "repeats")
-    profiles = [_profile(problem, axis, value, float(theta[axis])) for axis in (0, 1)]
+    profile_d, profile_n = (_profile(problem, axis, value, float(theta[axis])) for axis in (0, 1))
     return RepeatFit(
         surface, float(np.exp(theta[0])), float(np.exp(theta[1])), value * DELTA**2, relative, agreeing, STARTS,
-        problem.predict(theta[None])[0] - problem.log_loss, *profiles, flags=_flags(*profiles),
+        problem.predict(theta[None])[0] - problem.log_loss, profile_d, profile_n,
+        _flags(profile_d, profile_n),
     )  # fmt: skip
 
 

@@ -30,12 +30,12 @@ def test_epochs_intervals_and_speed() -> None:
     table = chinchilla()
     fit = fit_parametric(table)
     started = time.process_time()
-    theta = bootstrap_parametric(table, fit, flop_rule(table), k=2000, scheme="rows").theta
-    assert time.process_time() - started < 30
+    theta = bootstrap_parametric(table, fit, flop_rule(table), k=4000, scheme="rows").theta
+    assert time.process_time() - started < 20  # about 1.5 s; the reference procedure takes minutes
     assert not np.isnan(theta).any()
     low, high = np.percentile(theta, [2.5, 97.5], axis=0)
-    assert (low[3], high[3]) == pytest.approx((0.317, 0.373), abs=4e-3)
-    assert (low[4], high[4]) == pytest.approx((0.331, 0.415), abs=4e-3)
+    assert (low[3], high[3]) == pytest.approx((0.317, 0.373), abs=3e-3)
+    assert (low[4], high[4]) == pytest.approx((0.331, 0.415), abs=3e-3)
     assert np.exp([low[2], high[2]]) == pytest.approx([1.769, 1.871], abs=6e-3)
 
 

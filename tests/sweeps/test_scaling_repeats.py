@@ -31,7 +31,7 @@ def test_published_runs() -> None:
 def test_fresh_data_is_the_plain_surface() -> None:
     n, d = np.array([1e8, 1e9]), np.array([1e10, 2e10])
     e, a, b, alpha, beta = HOFFMANN
-    fresh = CHINCHILLA.loss(n, d, d, np.float64(15.0), np.float64(1e12))
+    fresh = CHINCHILLA.loss(n, d, d, 15.0, 1e12)
     assert fresh == pytest.approx(e + a / n**alpha + b / d**beta, rel=1e-9)
     # N*(U) spends the budget at which U is the optimal number of tokens (facts: 1e21 FLOPs, 1.824B on 91.4B).
     assert float(CHINCHILLA.fresh_size(np.float64(91.4e9))) == pytest.approx(1.824e9, rel=3e-3)
@@ -43,7 +43,9 @@ def test_four_epochs_are_nearly_fresh_and_sixteen_add_little() -> None:
 
     def worth(epochs: float) -> float:
         """Fresh tokens with the loss of that many epochs, over the tokens drawn."""
-        loss = CHINCHILLA.loss(size, np.float64(epochs * unique), np.float64(unique), np.float64(15.39), np.float64(5.31))
+        loss = CHINCHILLA.loss(
+            size, epochs * unique, unique, 15.39, 5.31
+        )
         fresh = (b / (float(loss) - e - a / 1e8**alpha)) ** (1 / beta)
         return fresh / (epochs * unique)
 
@@ -60,7 +62,9 @@ def made(noise: float, seed: int = 0) -> RunTable:
         for n in best * np.array([0.3, 1, 3, 10, 30]):
             for epochs in (1, 2, 4, 8, 16, 32, 64):
                 d = epochs * unique
-                loss = CHINCHILLA.loss(np.float64(n), np.float64(d), np.float64(unique), np.float64(12.0), np.float64(4.0))
+                loss = CHINCHILLA.loss(
+                    n, d, unique, 12.0, 4.0
+                )
                 loss = loss * np.exp(noise * generator.standard_normal())
                 runs.append(Run(str(len(runs)), n, d, 6 * n * d, float(loss), unique_tokens=unique))
     return RunTable.from_runs(runs)
