@@ -13,7 +13,19 @@ from tests.sweeps.scaling_helpers import published
 
 def test_bench_fit(capsys: pytest.CaptureFixture[str]) -> None:
     source, where = str(published("chinchilla_epoch.csv")), "excluded_by_epoch != 1"
-    arguments = ["fit", "--runs", source, "--where", where, "--bootstrap", "300", "--verify", "8", "--reference", "0.002"]
+    arguments = [
+        "fit",
+        "--runs",
+        source,
+        "--where",
+        where,
+        "--bootstrap",
+        "300",
+        "--verify",
+        "8",
+        "--reference",
+        "0.002",
+    ]
     assert bench.main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["objective"] <= 0.00101828 and result["refits_certified_share"] == 1.0

@@ -43,9 +43,7 @@ def test_four_epochs_are_nearly_fresh_and_sixteen_add_little() -> None:
 
     def worth(epochs: float) -> float:
         """Fresh tokens with the loss of that many epochs, over the tokens drawn."""
-        loss = CHINCHILLA.loss(
-            size, epochs * unique, unique, 15.39, 5.31
-        )
+        loss = CHINCHILLA.loss(size, epochs * unique, unique, 15.39, 5.31)
         fresh = (b / (float(loss) - e - a / 1e8**alpha)) ** (1 / beta)
         return fresh / (epochs * unique)
 
@@ -62,9 +60,7 @@ def made(noise: float, seed: int = 0) -> RunTable:
         for n in best * np.array([0.3, 1, 3, 10, 30]):
             for epochs in (1, 2, 4, 8, 16, 32, 64):
                 d = epochs * unique
-                loss = CHINCHILLA.loss(
-                    n, d, unique, 12.0, 4.0
-                )
+                loss = CHINCHILLA.loss(n, d, unique, 12.0, 4.0)
                 loss = loss * np.exp(noise * generator.standard_normal())
                 runs.append(Run(str(len(runs)), n, d, 6 * n * d, float(loss), unique_tokens=unique))
     return RunTable.from_runs(runs)
