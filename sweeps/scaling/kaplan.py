@@ -208,7 +208,7 @@ def fit_kaplan(table: RunTable, starts: int = STARTS, seed: int = 0) -> KaplanFi
     log_loss = np.log(table.loss)
     problem = KaplanProblem(table.n, table.d, log_loss[None])
     tolerance = 1e-2 * GRADIENT_TOLERANCE * problem.gradient_scale()
-    found = newton_batch(problem.curved, _starts(log_loss, starts, seed), tolerance, 400)
+    found = newton_batch(problem.curved, _starts(log_loss, starts, seed), tolerance)
     best = int(np.argmin(found.value))
     value, theta = float(found.value[best]), found.x[best : best + 1]
     agreeing = int(np.sum(found.value <= value * (1 + AGREEMENT) + 1e-12 * len(table)))
@@ -266,7 +266,7 @@ def bootstrap_kaplan(
         log_a, log_b, _, rho, _ = fit.surface
         start = [log_a - rho * problem.n_mean, log_b - problem.d_mean, rho, np.log(fit.alpha_d)]
         tolerance = GRADIENT_TOLERANCE * problem.gradient_scale()
-        found = newton_batch(problem.curved, np.tile(start, (len(part), 1)), tolerance, 300)
+        found = newton_batch(problem.curved, np.tile(start, (len(part), 1)), tolerance)
         theta[first : first + size] = np.where(found.gradient_norm[:, None] <= 10 * tolerance, found.x, np.nan)
     surface = problem.surface(theta)
     failed = int(np.isnan(theta[:, 0]).sum())

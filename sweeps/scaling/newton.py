@@ -19,12 +19,14 @@ from sweeps.scaling.table import Array
 SecondOrder = Callable[[Array, np.ndarray], tuple[Array, Array, Array]]
 
 FIRST_DAMPING = 1e-4
+# Slower down than up: in a curved valley, where only small steps go down, fewer are refused.
+GROW, SHRINK = 8.0, 3.0
 LEAST_CURVATURE = 1e-4
 LEAST_DAMPING, LARGEST_DAMPING = 1e-10, 1e8
 
 
 def newton_batch(
-    objective: SecondOrder, start: Array, gradient_tolerance: float, max_iterations: int = 100
+    objective: SecondOrder, start: Array, gradient_tolerance: float, max_iterations: int = 1000
 ) -> BatchMinimum:
     """Minimises m independent problems of p parameters.
 
@@ -51,7 +53,7 @@ def newton_batch(
             new_value, new_gradient, new_hessian = objective(trial, active)
         iterations[active] += 1
         down = new_value <= value[active]
-        damping[active] = np.where(down, np.maximum(damping[active] / 10, LEAST_DAMPING), damping[active] * 8)
+        damping[active] = np.where(down, np.maximum(damping[active] / SHRINK, LEAST_DAMPING), damping[active] * GROW)
         rows = active[down]
         x[rows], value[rows] = trial[down], new_value[down]
         gradient[rows], hessian[rows] = new_gradient[down], new_hessian[down]

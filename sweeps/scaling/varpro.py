@@ -111,7 +111,7 @@ class LinearProblem:
 
     def refine(self, start: Array) -> BatchMinimum:
         """Minimises every problem from a start that is near, [m, 5], by Newton steps."""
-        return newton_batch(self.curved, start, 1e-2 * GRADIENT_TOLERANCE * self.gradient_scale(), 300)
+        return newton_batch(self.curved, start, 1e-2 * GRADIENT_TOLERANCE * self.gradient_scale())
 
     def gradient_scale(self) -> float:
         """Largest gradient in E that the rows could give."""
