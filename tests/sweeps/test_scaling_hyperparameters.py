@@ -55,7 +55,9 @@ def made(seed: int, sizes: int = 3, noise: float = 5e-4) -> RunTable:
             d = n * ratio
             best_lr, best_batch = np.log(2 * n**-0.4 * d**0.1), np.log(50 * d**0.5)
             for lr in np.log(2.0) * np.arange(round(best_lr / np.log(2)) - 3, round(best_lr / np.log(2)) + 4):
-                for batch in np.log(2.0) * np.arange(round(best_batch / np.log(2)) - 2, round(best_batch / np.log(2)) + 3):
+                for batch in np.log(2.0) * np.arange(
+                    round(best_batch / np.log(2)) - 2, round(best_batch / np.log(2)) + 3
+                ):
                     excess = 0.004 * (lr - best_lr) ** 2 + 0.003 * (batch - best_batch) ** 2
                     loss = 3 * np.exp(excess + noise * generator.standard_normal())
                     runs.append(

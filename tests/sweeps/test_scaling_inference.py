@@ -20,7 +20,8 @@ THETA = np.array([[np.log(A), np.log(B), np.log(E), ALPHA, BETA]])
 
 
 @pytest.mark.parametrize(
-    ("served", "n", "d"), [(0, 3.54e9, 204e9), (1e12, 1.73e9, 512e9), (1e13, 0.969e9, 1.80e12), (1e14, 0.645e9, 8.28e12)]
+    ("served", "n", "d"),
+    [(0, 3.54e9, 204e9), (1e12, 1.73e9, 512e9), (1e13, 0.969e9, 1.80e12), (1e14, 0.645e9, 8.28e12)],
 )
 def test_hoffmanns_surface_at_a_loss_of_2_2(served: float, n: float, d: float) -> None:
     found = [float(v[0]) for v in cheapest(THETA, FlopRule(), np.array([2.2]), served)]

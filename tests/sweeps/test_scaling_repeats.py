@@ -43,7 +43,9 @@ def test_four_epochs_are_nearly_fresh_and_sixteen_add_little() -> None:
 
     def worth(epochs: float) -> float:
         """Fresh tokens with the loss of that many epochs, over the tokens drawn."""
-        loss = CHINCHILLA.loss(size, np.float64(epochs * unique), np.float64(unique), np.float64(15.39), np.float64(5.31))
+        loss = CHINCHILLA.loss(
+            size, np.float64(epochs * unique), np.float64(unique), np.float64(15.39), np.float64(5.31)
+        )
         fresh = (b / (float(loss) - e - a / 1e8**alpha)) ** (1 / beta)
         return fresh / (epochs * unique)
 
@@ -60,7 +62,9 @@ def made(noise: float, seed: int = 0) -> RunTable:
         for n in best * np.array([0.3, 1, 3, 10, 30]):
             for epochs in (1, 2, 4, 8, 16, 32, 64):
                 d = epochs * unique
-                loss = CHINCHILLA.loss(np.float64(n), np.float64(d), np.float64(unique), np.float64(12.0), np.float64(4.0))
+                loss = CHINCHILLA.loss(
+                    np.float64(n), np.float64(d), np.float64(unique), np.float64(12.0), np.float64(4.0)
+                )
                 loss = loss * np.exp(noise * generator.standard_normal())
                 runs.append(Run(str(len(runs)), n, d, 6 * n * d, float(loss), unique_tokens=unique))
     return RunTable.from_runs(runs)
