@@ -36,7 +36,9 @@ class FitReport:
 
     def text(self) -> str:
         """The short table the command prints."""
-        return "\n".join([*_head(self), "", *_exponents(self), "", *_decisions(self), *_notes(self)])
+        return "\n".join(
+            [*_head(self), "", *_exponents(self), "", *_decisions(self), *_convention_lines(self), *_notes(self)]
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; NaN becomes None."""
@@ -58,6 +60,7 @@ class FitReport:
                     for m in analysis.minima
                 ],
                 "excluded": [{"run": e.run, "reason": e.reason} for e in table.excluded],
+                "conventions": [vars(c) for c in analysis.conventions],
                 "verdict": analysis.verdict,
                 "note": NOTE,
             }
@@ -104,6 +107,7 @@ def result_metrics(result: Result) -> dict[str, float]:
             "budget": d.budget, "n_opt": d.n_opt, "n_lo": d.n_interval.low, "n_hi": d.n_interval.high,
             "d_opt": d.d_opt, "d_lo": d.d_interval.low, "d_hi": d.d_interval.high,
             "loss_pred": d.loss, "loss_lo": d.loss_interval.low, "loss_hi": d.loss_interval.high,
+            "lr_opt": d.lr, "lr_lo": d.lr_interval.low, "lr_hi": d.lr_interval.high, "batch_opt": d.batch_tokens,
         }  # fmt: skip
     metrics |= {k: v for k, v in result.model.parameters.items() if isinstance(v, float)}
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
@@ -119,6 +123,10 @@ def _decision_dict(decision: Decision) -> dict[str, Any]:
         "loss": decision.loss,
         "loss_interval": _ends(decision.loss_interval),
         "holdout_error_at_budget": decision.holdout_error,
+        "lr": decision.lr,
+        "lr_interval": _ends(decision.lr_interval),
+        "batch_tokens": decision.batch_tokens,
+        "batch_interval": _ends(decision.batch_interval),
     }
 
 
@@ -197,7 +205,36 @@ def _decisions(report: FitReport) -> list[str]:
             )
             for d in result.decisions
         ]
-    return _columns(rows) if len(rows) > 1 else []
+    return _columns(rows) + _rates(report) if len(rows) > 1 else []
+
+
+def _rates(report: FitReport) -> list[str]:
+    """Learning rate and batch at each decision, where the table has the columns."""
+    rows = [("budget", "approach", "learning rate", "batch, tokens")]
+    for name, result in report.analysis.results.items():
+        rows += [
+            (
+                f"{d.budget:.3g}",
+                name,
+                f"{d.lr:.3g}{_span(d.lr_interval, lambda v: f'{v:.3g}')}",
+                quantity(d.batch_tokens) + _span(d.batch_interval, quantity),
+            )
+            for d in result.decisions
+            if math.isfinite(d.lr)
+        ]
+    return ["", *_columns(rows)] if len(rows) > 1 else []
+
+
+def _convention_lines(report: FitReport) -> list[str]:
+    """The exponent under every convention the columns allow."""
+    found = report.analysis.conventions
+    if not found:
+        return []
+    rows = [("FLOPs as", "N as", "approach", "a (N* ~ C^a)")]
+    rows += [
+        (c.flops, c.n, c.approach, f"{c.a:.3f}{_span(Interval(c.low, c.high), lambda v: f'{v:.3f}')}") for c in found
+    ]
+    return ["", *_columns(rows)]
 
 
 def _notes(report: FitReport) -> list[str]:

@@ -10,7 +10,9 @@ import numpy as np
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, Model, Replicates
 from sweeps.scaling.bias import Bias, own_grid_bias
 from sweeps.scaling.bootstrap import Interval, interval
+from sweeps.scaling.conventions import ConventionExponent, conventions, exponents
 from sweeps.scaling.holdout import Holdout, rolling
+from sweeps.scaling.hyperparameters import HyperparameterLaws, fit_hyperparameters
 from sweeps.scaling.isoflop import NEAREST, Minimum, fit_isoflop
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, FitError, RunTable
@@ -20,6 +22,8 @@ from sweeps.scaling.world import fitted_world
 __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
 
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
+# Replicates of each exponent in the table of conventions.
+CONVENTION_DRAWS = 200
 NO_INTERVAL = Interval(float("nan"), float("nan"))
 
 
@@ -123,7 +127,7 @@ class Analysis:
     refused: dict[str, str]
     minima: tuple[Minimum, ...]
     verdict: str
-    conventions: tuple[object, ...] = ()
+    conventions: tuple[ConventionExponent, ...] = ()
 
     @property
     def best(self) -> Result:
@@ -174,14 +178,25 @@ def analyse(
         return Analysis(table, {}, dict.fromkeys(names, "no usable runs in the table"), (), "no runs")
     options = FitOptions(near, max_excess, loss_form, noise_sd, seed)
     minima = _minima(table, near)
+    laws = _laws(table, bootstrap, seed)
     results: dict[str, Result] = {}
     refused: dict[str, str] = {}
     for name in names:
         try:
-            results[name] = _result(APPROACHES[name], table, minima, budgets, bootstrap, options)
+            results[name] = _result(APPROACHES[name], table, minima, budgets, bootstrap, options, laws)
         except FitError as error:
             refused[name] = str(error)
-    return Analysis(table, results, refused, minima, verdict(results, refused))
+    several = len(conventions(table)) > 1
+    shown = exponents(table, bootstrap=min(bootstrap, CONVENTION_DRAWS), options=options) if several else ()
+    return Analysis(table, results, refused, minima, verdict(results, refused), shown)
+
+
+def _laws(table: RunTable, bootstrap: int, seed: int) -> HyperparameterLaws | None:
+    """Laws of learning rate and batch, where the table has the columns and several learning rates a point."""
+    try:
+        return fit_hyperparameters(table, max(bootstrap, 1), seed)
+    except FitError:
+        return None
 
 
 def _minima(table: RunTable, near: int | None) -> tuple[Minimum, ...]:
@@ -198,6 +213,7 @@ def _result(
     budgets: Sequence[float],
     bootstrap: int,
     options: FitOptions,
+    laws: HyperparameterLaws | None,
 ) -> Result:
     model = approach.fit(table, options)
     if unusable := serious(model.flags):
@@ -223,7 +239,7 @@ def _result(
         budgets=table.budgets,
         bias=_bias(approach, table, budgets, options),
     )
-    return replace(result, decisions=tuple(_decide(result, float(c), options.seed) for c in budgets))
+    return replace(result, decisions=tuple(_decide(result, float(c), options.seed, laws) for c in budgets))
 
 
 def _bias(approach: Approach, table: RunTable, budgets: Sequence[float], options: FitOptions) -> Bias | None:
@@ -263,15 +279,21 @@ def _holdout(
     return holdout
 
 
-def _decide(result: Result, budget: float, seed: int) -> Decision:
+def _decide(result: Result, budget: float, seed: int, laws: HyperparameterLaws | None) -> Decision:
     model = result.model
     n, d = model.n_opt(budget), model.d_opt(budget)
-    loss = result.expected_loss(n, d, budget)
     n_interval = d_interval = NO_INTERVAL
     if result.replicates is not None:
         n_values, d_values, _ = result.replicates.decision(budget)
         n_interval, d_interval = interval(n_values), interval(d_values)
-    return Decision(
-        budget, n, d, loss, n_interval, d_interval,
+    decision = Decision(
+        budget, n, d, result.expected_loss(n, d, budget), n_interval, d_interval,
         result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.budgets),
     )  # fmt: skip
+    if laws is None:
+        return decision
+    lr, batch = laws.lr(n, d), laws.batch_tokens(n, d)
+    if result.replicates is None:
+        return replace(decision, lr=lr, batch_tokens=batch)
+    ends, batch_ends = laws.lr_interval(n, d), laws.batch_interval(n, d)
+    return replace(decision, lr=lr, lr_interval=ends, batch_tokens=batch, batch_interval=batch_ends)
