@@ -13,6 +13,7 @@ Examples:
     python -m recipes.bench activations bytes kept for backward, beside the prediction
     python -m recipes.bench guard     seconds of a step with the spike guard over seconds without it
     python -m recipes.bench dashboard what the dashboard adds to the time of a step
+    python -m recipes.bench fit       seconds of Epoch's scaling fit and 4,000 refits, beside the reference procedure
     python -m recipes.bench step --help
 """
 
@@ -28,6 +29,8 @@ _NAMES = (
     *("guard", "dashboard", "traffic", "activations"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
+# Named, not imported: sweeps imports recipes, not the other way round.
+BENCHMARKS["fit"] = "sweeps.bench_fit"
 
 
 def main(argv: list[str] | None = None) -> int:

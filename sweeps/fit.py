@@ -2,6 +2,7 @@
 
 Examples:
   python -m sweeps.fit --runs mlflow:demo --budget 3.6e12 --mlflow
+  python -m sweeps.fit --runs runs.csv --approach all --budget 1e21 4e21
   python -m sweeps.fit --runs runs.csv --approach parametric --columns.n params --columns.d tokens --json fit.json
   python -m sweeps.fit --runs grid.csv --approach isoflop --near all --where 'experiment == "llama_3"' --budget 3.8e25
 """
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from recipes.command import command_parser, exit_status
+from sweeps import answers
 from sweeps.fit_report import FitReport, result_metrics
-from sweeps.records import KIND, PARENT, describe_fits, log_run, read_runs
-from sweeps.scaling.analysis import APPROACHES, analyse
+from sweeps.records import KIND, OPTIONAL_COLUMNS, PARENT, describe_fits, log_run, read_runs
+from sweeps.scaling.analysis import Analysis, analyse
+from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
 
@@ -45,7 +48,7 @@ def fit_experiment(
 
     Args:
         runs: `mlflow:EXPERIMENT`, a CSV file, or a table.
-        approach: `isoflop`, `parametric` or `all`.
+        approach: a key of `approaches.APPROACHES`, or `all`.
         budgets: target FLOPs; empty means 4 times the largest swept budget.
         bootstrap: replicates; 0 gives no intervals.
         seed: of starts and resampling.
@@ -67,7 +70,7 @@ def fit_experiment(
         table, source = runs, "run table"
     else:
         table, source = read_runs(runs, columns, where, tracking_uri, parent_run_id), runs
-    names = APPROACHES if approach == "all" else (approach,)
+    names = None if approach == "all" else (approach,)
     targets = list(budgets) or [DEFAULT_REACH * float(table.budgets.max())] if len(table) else []
     analysis = analyse(
         table, names, targets, bootstrap=bootstrap, seed=seed, near=near, max_excess=max_excess, noise_sd=noise_sd
@@ -119,6 +122,13 @@ def parser() -> argparse.ArgumentParser:
     p = command_parser("sweeps.fit", __doc__)
     add_run_arguments(p)
     p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
+    p.add_argument("--target-loss", type=float, metavar="L", help="with --inference-tokens: nats per token to reach")
+    p.add_argument("--inference-tokens", type=float, nargs="+", default=[], metavar="I", help="tokens to be served")
+    p.add_argument("--repeats", action="store_true", help="fit what repeated tokens are worth (column unique_tokens)")
+    p.add_argument(
+        "--rates", type=float, nargs=2, action="append", default=[], metavar=("N", "D"),
+        help="learning rate and batch at N and D, from runs at several learning rates",
+    )  # fmt: skip
     p.add_argument("--json", type=Path, metavar="FILE", help="write every number here as JSON")
     p.add_argument("--plots", type=Path, metavar="DIR", help="write isoflop.png and scaling.png here")
     p.add_argument("--mlflow", action="store_true", help="log the fit to the experiment the runs came from")
@@ -132,6 +142,7 @@ def add_run_arguments(p: argparse.ArgumentParser) -> None:
     for key, meaning in (
         ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),
         ("budget", "IsoFLOP budget (without it: grouped by FLOPs)"), ("run", "name of the run"),
+        *((key, key.replace("_", " ")) for key in OPTIONAL_COLUMNS),
     ):  # fmt: skip
         p.add_argument(f"--columns.{key}", metavar="NAME", help=f"column of {meaning}")
     p.add_argument("--where", metavar="EXPR", help="keep rows for which this holds, e.g. 'd_model > 32 and seed == 0'")
@@ -165,7 +176,7 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
         None if arguments.near == "all" else int(arguments.near),
         arguments.max_excess,
         arguments.noise_sd,
-        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run")},
+        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run", *OPTIONAL_COLUMNS)},
         arguments.where,
         source.removeprefix("mlflow:") if log else None,
         arguments.sweep,
@@ -190,10 +201,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _command(arguments))
 
 
+def further_answers(arguments: argparse.Namespace, analysis: Analysis) -> list[str]:
+    """Lines for --inference-tokens, --repeats and --rates."""
+    lines = []
+    if arguments.inference_tokens:
+        lines += answers.inference_lines(analysis, arguments.target_loss, arguments.inference_tokens)
+    if arguments.repeats:
+        lines += answers.repeat_lines(analysis.table, arguments.bootstrap, arguments.seed)
+    if arguments.rates:
+        lines += answers.rate_lines(analysis.table, arguments.rates, arguments.bootstrap, arguments.seed)
+    return lines
+
+
 def _command(arguments: argparse.Namespace) -> None:
+    if bool(arguments.inference_tokens) != (arguments.target_loss is not None):
+        raise ValueError("--inference-tokens and --target-loss go together")
     report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
     warn_of_mixture(report.analysis.table)
     print(report.text())
+    for line in further_answers(arguments, report.analysis):
+        print(line)
     if not arguments.budget:
         print(f"no --budget was given: decided for {DEFAULT_REACH:g} times the largest one")
     if arguments.json:

@@ -36,7 +36,9 @@ class FitReport:
 
     def text(self) -> str:
         """The short table the command prints."""
-        return "\n".join([*_head(self), "", *_exponents(self), "", *_decisions(self), *_notes(self)])
+        return "\n".join(
+            [*_head(self), "", *_exponents(self), "", *_decisions(self), *_convention_lines(self), *_notes(self)]
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; NaN becomes None."""
@@ -58,6 +60,7 @@ class FitReport:
                     for m in analysis.minima
                 ],
                 "excluded": [{"run": e.run, "reason": e.reason} for e in table.excluded],
+                "conventions": [vars(c) for c in analysis.conventions],
                 "verdict": analysis.verdict,
                 "note": NOTE,
             }
@@ -74,8 +77,9 @@ def result_dict(result: Result) -> dict[str, Any]:
         "b_interval": _ends(result.b_interval),
         "e": result.e,
         "e_interval": _ends(result.e_interval),
-        "parameters": _parameters(result),
+        "parameters": result.model.parameters,
         "scheme": result.replicates.scheme if result.replicates else None,
+        "bias": vars(result.bias) if result.bias else None,
         "holdout_error": last.error if last else None,
         "holdout": [vars(point) for point in result.holdout.points],
         "decisions": [_decision_dict(d) for d in result.decisions],
@@ -93,6 +97,8 @@ def result_metrics(result: Result) -> dict[str, float]:
         "b": result.b, "b_lo": result.b_interval.low, "b_hi": result.b_interval.high,
         "e": result.e, "e_lo": result.e_interval.low, "e_hi": result.e_interval.high,
     }  # fmt: skip
+    if result.bias is not None:
+        metrics["bias_n"] = result.bias.n_opt
     if result.holdout.last is not None:
         metrics |= {"holdout_err": result.holdout.last.error, "holdout_size": result.holdout.relative_error}
     if result.decisions:
@@ -101,28 +107,10 @@ def result_metrics(result: Result) -> dict[str, float]:
             "budget": d.budget, "n_opt": d.n_opt, "n_lo": d.n_interval.low, "n_hi": d.n_interval.high,
             "d_opt": d.d_opt, "d_lo": d.d_interval.low, "d_hi": d.d_interval.high,
             "loss_pred": d.loss, "loss_lo": d.loss_interval.low, "loss_hi": d.loss_interval.high,
+            "lr_opt": d.lr, "lr_lo": d.lr_interval.low, "lr_hi": d.lr_interval.high, "batch_opt": d.batch_tokens,
         }  # fmt: skip
-    metrics |= {k: v for k, v in _parameters(result).items() if isinstance(v, float)}
+    metrics |= {k: v for k, v in result.model.parameters.items() if isinstance(v, float)}
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _parameters(result: Result) -> dict[str, Any]:
-    from sweeps.scaling.analysis import Surface
-
-    if isinstance(result.model, Surface):
-        fit = result.model.fit
-        return {
-            "A": fit.a_coef, "B": fit.b_coef, "E": fit.e, "alpha": fit.alpha, "beta": fit.beta,
-            "objective": fit.objective, "gradient": fit.gradient,
-        }  # fmt: skip
-    fit2 = result.model
-    return {
-        "k_n": math.exp(fit2.n_line.log_coefficient),
-        "k_d": math.exp(fit2.d_line.log_coefficient),
-        "loss_gamma": fit2.loss_law.gamma,
-        "loss_form": fit2.loss_law.form,
-        "curvature": fit2.curvature,
-    }
 
 
 def _decision_dict(decision: Decision) -> dict[str, Any]:
@@ -135,6 +123,10 @@ def _decision_dict(decision: Decision) -> dict[str, Any]:
         "loss": decision.loss,
         "loss_interval": _ends(decision.loss_interval),
         "holdout_error_at_budget": decision.holdout_error,
+        "lr": decision.lr,
+        "lr_interval": _ends(decision.lr_interval),
+        "batch_tokens": decision.batch_tokens,
+        "batch_interval": _ends(decision.batch_interval),
     }
 
 
@@ -183,13 +175,14 @@ def _head(report: FitReport) -> list[str]:
 
 
 def _exponents(report: FitReport) -> list[str]:
-    rows = [("approach", "a (N* ~ C^a)", "b (D* ~ C^b)", "E, nats", "holdout error")]
+    rows = [("approach", "a (N* ~ C^a)", "bias of a", "b (D* ~ C^b)", "E, nats", "holdout error")]
     for name, r in report.analysis.results.items():
         last = r.holdout.last
         rows.append(
             (
                 name,
                 f"{r.a:.3f}{_span(r.a_interval, lambda v: f'{v:.3f}')}",
+                f"{r.bias.a:+.3f}" if r.bias else "-",
                 f"{r.b:.3f}{_span(r.b_interval, lambda v: f'{v:.3f}')}",
                 f"{r.e:.3f}{_span(r.e_interval, lambda v: f'{v:.3f}')}" if r.e else "not in the form",
                 f"{last.error:+.2%}" if last else "-",
@@ -212,11 +205,41 @@ def _decisions(report: FitReport) -> list[str]:
             )
             for d in result.decisions
         ]
-    return _columns(rows) if len(rows) > 1 else []
+    return _columns(rows) + _rates(report) if len(rows) > 1 else []
+
+
+def _rates(report: FitReport) -> list[str]:
+    """Learning rate and batch at each decision, where the table has the columns."""
+    rows = [("budget", "approach", "learning rate", "batch, tokens")]
+    for name, result in report.analysis.results.items():
+        rows += [
+            (
+                f"{d.budget:.3g}",
+                name,
+                f"{d.lr:.3g}{_span(d.lr_interval, lambda v: f'{v:.3g}')}",
+                quantity(d.batch_tokens) + _span(d.batch_interval, quantity),
+            )
+            for d in result.decisions
+            if math.isfinite(d.lr)
+        ]
+    return ["", *_columns(rows)] if len(rows) > 1 else []
+
+
+def _convention_lines(report: FitReport) -> list[str]:
+    """The exponent under every convention the columns allow."""
+    found = report.analysis.conventions
+    if not found:
+        return []
+    rows = [("FLOPs as", "N as", "approach", "a (N* ~ C^a)")]
+    rows += [
+        (c.flops, c.n, c.approach, f"{c.a:.3f}{_span(Interval(c.low, c.high), lambda v: f'{v:.3f}')}") for c in found
+    ]
+    return ["", *_columns(rows)]
 
 
 def _notes(report: FitReport) -> list[str]:
     lines = [f"{name}: {flag}" for name, result in report.analysis.results.items() for flag in result.flags]
+    lines += [_bias_line(name, result) for name, result in report.analysis.results.items() if result.bias]
     excluded = report.analysis.table.excluded
     if excluded:
         lines.append(f"excluded {len(excluded)} rows:")
@@ -224,6 +247,16 @@ def _notes(report: FitReport) -> list[str]:
         if len(excluded) > MAX_EXCLUDED_LINES:
             lines.append(f"  and {len(excluded) - MAX_EXCLUDED_LINES} more (--json lists all)")
     return ["", *lines, f"verdict: {report.analysis.verdict}"]
+
+
+def _bias_line(name: str, result: Result) -> str:
+    """What approach 2's values need taken off on this grid; its intervals have it taken off."""
+    bias = result.bias
+    assert bias is not None
+    return (
+        f"{name}: without any noise this grid gives a {bias.a:+.3f}, N* {bias.n_opt:+.1%} and D* {bias.d_opt:+.1%} at "
+        f"{bias.target:.3g} FLOPs off the surface fitted to it; values stand as fitted, intervals are without that bias"
+    )
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -14,6 +14,7 @@ from lm.plan import n_params, training_flops
 from sweeps import fit, forecast, records
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport, quantity
+from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.table import FitError, RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, mlflow_store, surface
 
@@ -81,7 +82,10 @@ def test_command_prints_the_table_and_writes_json(
     ):
         assert expected in text
     numbers = json.loads(out.read_text())
-    assert set(numbers["results"]) == {"isoflop", "parametric"}
+    assert set(numbers["results"]) | set(numbers["refused"]) == set(APPROACHES)
+    assert {"isoflop", "isoflop_akima", "parametric"} <= set(numbers["results"])
+    assert set(numbers["results"]["isoflop"]["bias"]) == {"target", "a", "n_opt", "d_opt", "loss"}
+    assert numbers["results"]["parametric"]["bias"] is None
     assert [d["budget"] for d in numbers["results"]["isoflop"]["decisions"]] == [1.2e13, 2e13]
     low, high = numbers["results"]["parametric"]["a_interval"]
     assert low < 0.5 < high
@@ -128,7 +132,7 @@ def test_mlflow_and_csv_give_the_same_fit(report: FitReport, csv_file: Path) -> 
 
 def test_fit_runs_have_short_metrics_and_figures(report: FitReport, store: str) -> None:
     client = records.client(store)
-    assert set(report.mlflow_run_ids) == {"isoflop", "parametric"}
+    assert set(report.mlflow_run_ids) == set(report.analysis.results)
     for name, run_id in report.mlflow_run_ids.items():
         run = client.get_run(run_id)
         assert run.data.tags["scalewright.kind"] == "fit" and run.info.status == "FINISHED"
@@ -196,8 +200,8 @@ def test_forecast_refuses_what_it_cannot_know(report: FitReport) -> None:
         forecast.make_forecast(report, 1e13, shapes())
     with pytest.raises(ValueError, match="budget must be positive"):
         forecast.make_forecast(report, -1.0)
-    with pytest.raises(ValueError, match="no kaplan fit to forecast from: it was not fitted"):
-        forecast.make_forecast(report, 1e13, approach="kaplan")
+    with pytest.raises(ValueError, match="no guess fit to forecast from: it was not fitted"):
+        forecast.make_forecast(report, 1e13, approach="guess")
     far = forecast.make_forecast(report, 1e13, shapes()[:1], sequence_length=128)
     assert any("the nearest shape is" in flag for flag in far.flags)
     with pytest.raises(ValueError, match="call log_forecast before the run"):

@@ -30,12 +30,12 @@ def test_epochs_intervals_and_speed() -> None:
     table = chinchilla()
     fit = fit_parametric(table)
     started = time.process_time()
-    theta = bootstrap_parametric(table, fit, flop_rule(table), k=2000, scheme="rows").theta
-    assert time.process_time() - started < 30
+    theta = bootstrap_parametric(table, fit, flop_rule(table), k=4000, scheme="rows").theta
+    assert time.process_time() - started < 20  # about 1.5 s; the reference procedure takes minutes
     assert not np.isnan(theta).any()
     low, high = np.percentile(theta, [2.5, 97.5], axis=0)
-    assert (low[3], high[3]) == pytest.approx((0.317, 0.373), abs=4e-3)
-    assert (low[4], high[4]) == pytest.approx((0.331, 0.415), abs=4e-3)
+    assert (low[3], high[3]) == pytest.approx((0.317, 0.373), abs=3e-3)
+    assert (low[4], high[4]) == pytest.approx((0.331, 0.415), abs=3e-3)
     assert np.exp([low[2], high[2]]) == pytest.approx([1.769, 1.871], abs=6e-3)
 
 
@@ -77,7 +77,8 @@ def test_noise_comes_from_seeds_where_there_are_seeds() -> None:
 def test_noise_that_cannot_be_known_is_refused() -> None:
     table = grid(surface(*HOFFMANN), SMALL, sizes=3, spread=2)
     with pytest.raises(FitError, match="no degrees of freedom left for the noise"):
-        bootstrap_isoflop(table, fit_isoflop(table), 10)
+        bootstrap_isoflop(table, fit_isoflop(table), 10, scheme="noise")
+    assert estimate_noise(table, fit_isoflop(table), fit_parametric(table)).source == "surface residuals"
     assert bootstrap_isoflop(table, fit_isoflop(table), 10, noise_sd=0.002).noise_sd == pytest.approx(0.002, rel=0.01)
 
 
@@ -139,9 +140,11 @@ def test_forecast_interval_takes_the_holdout_error_in() -> None:
     table = grid(surface(*HOFFMANN), SMALL, sizes=5, spread=3, noise=0.0005)
     result = analyse(table, ["isoflop"], budgets=[1e20, 1e21], bootstrap=200, loss_form="power").results["isoflop"]
     near, far = result.decisions
-    size = result.holdout.error_at(1e20, table.budgets)
-    assert (near.loss_interval.high - near.loss) / near.loss >= 2 * size
+    # A power law's miss is known from the fitted surface, so it moves the loss and does not widen its interval.
+    assert all(abs(p.error - p.expected) < 4 * p.expected_sd for p in result.holdout.points)
+    assert abs(near.loss / result.model.loss_opt(1e20) - 1) > 0.01
     assert far.holdout_error > 2 * near.holdout_error
+    assert near.loss in near.loss_interval and far.loss in far.loss_interval
     truth = surface(*HOFFMANN)(hoffmann_optimum(1e20), 1e20 / 6 / hoffmann_optimum(1e20))
     assert truth in near.loss_interval
 
@@ -184,7 +187,7 @@ def test_coverage_of_small_sweeps(constants: tuple[float, ...]) -> None:
     for seed in range(60):
         table = grid(law, SMALL, sizes=5, spread=3, noise=0.002, seed=seed, centre=best)
         measured = law(true_n, target / 6 / true_n) * np.exp(0.002 * np.random.default_rng(seed + 999).normal())
-        for name, result in analyse(table, budgets=[target], bootstrap=200).results.items():
+        for name, result in analyse(table, ("isoflop", "parametric"), [target], bootstrap=200).results.items():
             covered[name][0] += true_n in result.decisions[0].n_interval
             covered[name][1] += measured in result.forecast_interval(true_n, target / 6 / true_n, target)
     for name, (n, loss) in covered.items():

@@ -1,0 +1,282 @@
+"""Measures how often nominal 95% intervals hold the truth, on simulated sweeps whose truth is known.
+
+Each sweep draws a design (budgets x sizes, centred off the optimum by a random factor) and noise of ln loss, is fitted
+as `sweeps.fit` fits it, and its intervals of a, N*, D* and of the loss that a run at the optimum measures, at a target
+budget, are held against the surface's own values.
+
+Examples:
+  python -m sweeps.scaling.coverage --sweeps 100
+  python -m sweeps.scaling.coverage --surface ratio3 --approach isoflop --design small --json coverage.json
+  python -m sweeps.scaling.coverage --sweeps 500 --jobs 2 --json coverage.json       (again: goes on where it stopped)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lm.errors import ConfigError
+from recipes.command import command_parser, exit_status
+from sweeps.scaling.analysis import analyse
+from sweeps.scaling.approaches import APPROACHES
+from sweeps.scaling.surfaces import SURFACES, KnownSurface
+from sweeps.scaling.table import Run, RunTable
+
+QUANTITIES = ("a", "n_opt", "d_opt", "loss")
+COLUMNS = (*QUANTITIES, "n_half", "loss_half", "a_error", "n_error")
+CHUNK = 10
+NOMINAL = (0.92, 0.98)
+
+
+@dataclass(frozen=True)
+class Design:
+    """Budgets and sizes of a simulated sweep.
+
+    Attributes:
+        budgets: count over `decades` from 1e18 FLOPs up. sizes: a budget, geometric over +-`spread`.
+        noise: sd of ln loss of one run. off_centre: sd of the ln factor by which a sweep's sizes miss the optimum.
+        reach: target budget over the largest one.
+    """
+
+    name: str
+    budgets: int
+    decades: float
+    sizes: int
+    spread: float
+    noise: float
+    off_centre: float = 0.2
+    reach: float = 10.0
+
+
+DESIGNS = {
+    design.name: design
+    for design in (
+        Design("small", 5, 1.5, 6, 3.0, 0.002),
+        Design("medium", 6, 2.0, 7, 4.0, 0.003),
+        Design("large", 7, 2.0, 8, 5.0, 0.005),
+    )
+}
+
+
+def simulate(surface: KnownSurface, design: Design, seed: int) -> tuple[RunTable, float, float]:
+    """One sweep.
+
+    Returns:
+        its table, the target budget, and the loss a run at the target's optimum measures.
+    """
+    generator = np.random.default_rng(seed)
+    shift = math.exp(design.off_centre * generator.standard_normal())
+    runs = []
+    for c in np.geomspace(1e18, 1e18 * 10**design.decades, design.budgets):
+        for n in float(surface.n_opt(c)) * shift * np.geomspace(1 / design.spread, design.spread, design.sizes):
+            d = c / (6 * n)
+            loss = float(surface.loss(n, d)) * math.exp(design.noise * generator.standard_normal())
+            runs.append(Run(f"{c:.3g}-{n:.3g}", float(n), float(d), float(c), loss, float(c)))
+    target = design.reach * 10**design.decades * 1e18
+    measured = float(surface.loss(surface.n_opt(target), surface.d_opt(target)))
+    return RunTable.from_runs(runs), target, measured * math.exp(design.noise * generator.standard_normal())
+
+
+def one_sweep(
+    surface: KnownSurface, design: Design, approaches: Sequence[str], bootstrap: int, seed: int
+) -> dict[str, list[float | None]]:
+    """Whether each interval of one sweep holds the truth.
+
+    Returns:
+        by approach, in the order of COLUMNS: 1 inside, 0 outside, None refused; then the half-widths of ln N* and ln
+        loss, and the errors of a and of ln N*.
+    """
+    table, target, measured = simulate(surface, design, seed)
+    n, d = float(surface.n_opt(target)), float(surface.d_opt(target))
+    analysis = analyse(table, approaches, [target], bootstrap, seed)
+    out: dict[str, list[float | None]] = {}
+    for name in approaches:
+        if name not in analysis.results:
+            out[name] = [None] * len(COLUMNS)
+            continue
+        result = analysis.results[name]
+        decision = result.decisions[0]
+        of_run = result.forecast_interval(n, d, target, seed)
+        pairs = [
+            (surface.a, result.a_interval), (n, decision.n_interval), (d, decision.d_interval), (measured, of_run),
+        ]  # fmt: skip
+        held = [None if math.isnan(i.low) else float(x in i) for x, i in pairs]
+        widths = [0.5 * math.log(i.high / i.low) if i.low > 0 else None for i in (decision.n_interval, of_run)]
+        out[name] = [*held, *widths, result.a - surface.a, math.log(decision.n_opt / n)]
+    return out
+
+
+def _cell(task: tuple[str, str, tuple[str, ...], int, int]) -> dict[str, list[float | None]]:
+    surface, design, approaches, bootstrap, seed = task
+    with np.errstate(all="ignore"):
+        return one_sweep(SURFACES[surface], DESIGNS[design], approaches, bootstrap, seed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        sweeps: intervals counted. refused: sweeps without an answer or an interval.
+        held: share of intervals of a, N*, D* and the run's loss that hold the truth.
+        n_half, loss_half: median half-widths of ln N* and ln loss. n_bias: mean error of ln N*.
+    """
+
+    surface: str
+    design: str
+    approach: str
+    sweeps: int
+    refused: int
+    held: dict[str, float]
+    n_half: float
+    loss_half: float
+    n_bias: float
+
+
+def summarise(surface: str, design: str, approach: str, rows: Sequence[Sequence[float | None]]) -> Row:
+    """Shares and medians of many sweeps' rows [sweeps, COLUMNS]."""
+    values = np.array(rows, dtype=np.float64)
+    good = values[np.isfinite(values[:, 1])]
+    held = {name: float(np.nanmean(good[:, i])) for i, name in enumerate(QUANTITIES)} if len(good) else {}
+    middle = np.nanmedian(good[:, 4:6], axis=0) if len(good) else np.full(2, np.nan)
+    bias = float(good[:, 7].mean()) if len(good) else math.nan
+    refused = len(values) - len(good)
+    return Row(surface, design, approach, len(good), refused, held, float(middle[0]), float(middle[1]), bias)
+
+
+def table_text(rows: Sequence[Row]) -> str:
+    """The table as Markdown, shares outside .92 to .98 marked with *."""
+    lines = [
+        "| surface | design | approach | sweeps | a | N* | D* | loss of a run | +-N* | +-loss | bias N* |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        shares = " | ".join(_share(r.held.get(name, math.nan)) for name in QUANTITIES)
+        refused = f" ({r.refused} refused)" if r.refused else ""
+        lines.append(
+            f"| {r.surface} | {r.design} | {r.approach} | {r.sweeps}{refused} | {shares} | {r.n_half:.0%} | "
+            f"{r.loss_half:.1%} | {r.n_bias:+.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def _share(value: float) -> str:
+    mark = "" if NOMINAL[0] <= round(value, 3) <= NOMINAL[1] else "*"
+    return f"{value:.3f}{mark}"
+
+
+class Store:
+    """Finished sweeps by cell and seed, in a JSON file where one was asked for."""
+
+    def __init__(self, path: Path | None, bootstrap: int) -> None:
+        self.path, self.bootstrap = path, bootstrap
+        self.sweeps: dict[str, dict[str, list[float | None]]] = {}
+        if path is not None and path.is_file():
+            saved = json.loads(path.read_text())
+            if saved["bootstrap"] != bootstrap:
+                raise ConfigError(
+                    f"{path} holds sweeps of --bootstrap {saved['bootstrap']}; use that, or another --json"
+                )
+            self.sweeps = saved["sweeps"]
+
+    def get(self, cell: str, seed: int) -> list[float | None] | None:
+        """One sweep's row of `surface/design/approach`, or None."""
+        return self.sweeps.get(cell, {}).get(str(seed))
+
+    def put(self, cell: str, seed: int, row: list[float | None]) -> None:
+        """Keeps a row; `save` writes it."""
+        self.sweeps.setdefault(cell, {})[str(seed)] = row
+
+    def save(self, rows: Sequence[Row] = ()) -> None:
+        """Writes the file, at once or not at all."""
+        if self.path is not None:
+            text = json.dumps({"bootstrap": self.bootstrap, "rows": [vars(r) for r in rows], "sweeps": self.sweeps})
+            beside = self.path.with_suffix(".tmp")
+            beside.write_text(text)
+            beside.replace(self.path)
+
+
+def measure(
+    surfaces: Sequence[str],
+    designs: Sequence[str],
+    approaches: Sequence[str],
+    sweeps: int,
+    bootstrap: int,
+    seed: int,
+    jobs: int,
+    store: Store,
+) -> list[Row]:
+    """Runs what the store lacks, saving every few sweeps, and summarises."""
+    seeds = range(seed, seed + sweeps)
+    cells = [(s, d) for d in designs for s in surfaces]
+    tasks = [
+        (s, d, missing, bootstrap, i)
+        for i in seeds
+        for s, d in cells
+        if (missing := tuple(a for a in approaches if store.get(f"{s}/{d}/{a}", i) is None))
+    ]
+    with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
+        for first in range(0, len(tasks), CHUNK * jobs):
+            part = tasks[first : first + CHUNK * jobs]
+            for task, found in zip(part, pool.map(_cell, part) if pool else map(_cell, part), strict=True):
+                for approach, held in found.items():
+                    store.put(f"{task[0]}/{task[1]}/{approach}", task[4], held)
+            store.save()
+            print(f"\r{first + len(part)} of {len(tasks)} sweeps", end="", file=sys.stderr, flush=True)
+    if tasks:
+        print(file=sys.stderr)
+    rows = [
+        summarise(s, d, a, [row for i in seeds if (row := store.get(f"{s}/{d}/{a}", i)) is not None])
+        for s, d in cells
+        for a in approaches
+    ]
+    store.save(rows)
+    return rows
+
+
+def parser() -> argparse.ArgumentParser:
+    """Command line of `python -m sweeps.scaling.coverage`."""
+    p = command_parser("sweeps.scaling.coverage", __doc__)
+    p.add_argument("--sweeps", type=int, default=500, metavar="S", help="per surface and design (default %(default)s)")
+    p.add_argument("--surface", default="all", choices=[*SURFACES, "all"])
+    p.add_argument("--design", default="medium", choices=[*DESIGNS, "all"], help="default %(default)s")
+    p.add_argument("--approach", nargs="+", default=["isoflop", "parametric"], choices=list(APPROACHES), metavar="NAME",
+                   help=f"of {', '.join(APPROACHES)} (default isoflop parametric)")  # fmt: skip
+    p.add_argument("--bootstrap", type=int, default=400, metavar="K", help="replicates a sweep (default %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the first sweep (default %(default)s)")
+    p.add_argument("--jobs", type=int, default=1, help="processes (default %(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="keep sweeps here; a second call goes on where it stopped")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 with a table, 2 with one line on stderr."""
+    arguments = parser().parse_args(argv)
+    return exit_status(lambda: _command(arguments), "stopped; with --json the same command goes on")
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    for name in ("sweeps", "bootstrap", "jobs"):
+        if getattr(arguments, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(arguments, name)}; give 1 or more")
+    rows = measure(
+        list(SURFACES) if arguments.surface == "all" else [arguments.surface],
+        list(DESIGNS) if arguments.design == "all" else [arguments.design],
+        arguments.approach, arguments.sweeps, arguments.bootstrap, arguments.seed, arguments.jobs,
+        Store(arguments.json, arguments.bootstrap),
+    )  # fmt: skip
+    print(table_text(rows))
+    print("share of 95% intervals that hold the truth; * outside .92 to .98; half-widths are medians, bias a mean")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""One line over all approaches: which answer, whether they agree, which one is preferred."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sweeps.scaling.bootstrap import Interval
+
+if TYPE_CHECKING:
+    from sweeps.scaling.analysis import Result
+
+# Flags of this kind say that the constants are not the data's.
+SERIOUS = ("bound", "not positive", "not identified")
+
+
+def serious(flags: tuple[str, ...]) -> list[str]:
+    """Flags that make a fit's constants no answer."""
+    return [flag for flag in flags if any(word in flag for word in SERIOUS)]
+
+
+def preference(result: Result) -> tuple[bool, float, str]:
+    """Sort key: seriously flagged last, then by holdout error, then by name."""
+    error = result.holdout.relative_error
+    return bool(serious(result.flags)), float("inf") if np.isnan(error) else error, result.approach
+
+
+def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
+    """Which approaches answer, whether their exponents of N* agree, and which is preferred.
+
+    They agree when every exponent lies in every other's interval, differ when intervals only overlap, and disagree
+    when two intervals have no point in common; those are named. Without intervals nothing can be said.
+    """
+    if not results:
+        return "no approach gave an answer"
+    if len(results) == 1:
+        only = next(iter(results.values()))
+        why = f"{', '.join(refused)} refused" if refused else "no other was asked for"
+        return f"only {only.approach} gave an answer ({why}); nothing to check it against"
+    best = min(results.values(), key=preference)
+    error = best.holdout.relative_error
+    held = "no holdout error" if np.isnan(error) else f"holdout error {error:.1%}"
+    preferred = f"{best.approach} is preferred ({held})"
+    judged = {name: r for name, r in results.items() if np.isfinite(r.a_interval.low)}
+    silent = [name for name in results if name not in judged]
+    without = f"; no interval to judge {', '.join(silent)} by" if silent else ""
+    shown = ", ".join(f"{name} {r.a:.3f}" for name, r in results.items())
+    if len(judged) < 2:
+        return f"exponents of N* ({shown}) cannot be compared{without}; {preferred}"
+    names = list(judged)
+    pairs = [(judged[x], judged[y]) for i, x in enumerate(names) for y in names[i + 1 :]]
+    apart = [f"{x.approach} and {y.approach}" for x, y in pairs if not _overlap(x.a_interval, y.a_interval)]
+    if apart:
+        said = f"approaches DISAGREE on the exponent of N* ({shown}): apart are {'; '.join(apart)}"
+    elif all(x.a in y.a_interval and y.a in x.a_interval for x, y in pairs):
+        said = f"approaches agree on the exponent of N* ({shown})"
+    else:
+        said = f"exponents of N* differ ({shown}) but all intervals overlap"
+    return f"{said}{without}; {preferred}"
+
+
+def _overlap(first: Interval, second: Interval) -> bool:
+    return first.low <= second.high and second.low <= first.high
