@@ -142,10 +142,13 @@ def _fit_budget(
 ) -> tuple[Minimum, tuple[float, float], tuple[Array, Array], Minimum]:
     """One budget: its minimum, sd of ln N* and ln D*, their replicates, and its parabola (for the curvature)."""
     rows = np.flatnonzero(np.isclose(table.budget, budget, rtol=1e-9))
+    # By size, so that the draws do not depend on the order of the table's rows.
+    rows = rows[np.lexsort((table.loss[rows], table.n[rows]))]
     log_n, log_d = np.log(table.n[rows]), np.log(table.d[rows])
     parabola = fit_curve(budget, rows, log_n, log_d, table.loss[rows], NEAREST)
-    clusters = table.clusters[rows]
-    noise = generator.standard_normal((k, int(clusters.max()) + 1))[:, clusters] * sd[rows]
+    _, first, run = np.unique(table.clusters[rows], return_index=True, return_inverse=True)
+    column = np.argsort(np.argsort(first))[run]
+    noise = generator.standard_normal((k, len(first)))[:, column] * sd[rows]
     log_loss = np.log(table.loss[rows]) + noise
     n, loss, n_reason = _replicated_minimum(log_n, log_loss, "N")
     d, _, d_reason = _replicated_minimum(log_d, log_loss, "D")

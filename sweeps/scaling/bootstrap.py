@@ -1,18 +1,16 @@
 """Bootstrap intervals on exponents and on the decision: N*, D* and loss at a target budget.
 
-Two schemes; `auto` picks by the size of the grid and the result names the one used:
+Schemes; `auto` picks and the result names the one used:
 
-`rows`  Resamples runs with replacement inside each budget (all rows of a run together). Used when every budget has 8
-        runs or more, or the table has no budgets (points scattered over N and D).
-`noise` For small grids, where a resampled budget would often hold fewer than 3 sizes. The design stays; the losses
-        are redrawn. Approach 2: fitted loss (points outside the parabola keep their own) times exp(noise), one draw a
-        run. The noise sd is of ln loss, from repeated seeds if there are any, else pooled over the parabolas'
-        residuals; each replicate draws the sd itself from its sampling distribution (sd^2 dof / chi2), so few
-        degrees of freedom give wide intervals. Scatter of ln N*, ln D* and ln loss around their lines beyond what
-        this noise explains (ragged shapes, batch rounding, curvature) is added to the minima as a random effect.
-        Approach 3: fitted loss times exp(noise), sd from the surface's residuals (n - 5 degrees of freedom), drawn
-        in the same way. Resampling the residuals' signs instead covered N* in only 70% of simulated sweeps: the
-        Huber loss is nearly absolute, so several residuals are close to 0 by construction.
+`surface`  Approaches 1 and 2: simulated on surfaces drawn around approach 3's fit of the same runs, see `world`. The sd
+        of ln loss is from repeated seeds if there are any, else from the surface's residuals; each replicate draws it
+        from its sampling distribution (sd^2 dof / chi2), so few degrees of freedom give wide intervals.
+`rows`  Resamples runs with replacement inside each budget (all rows of a run together). Surfaces, when every budget has
+        8 runs or more or the table has no budgets (points scattered over N and D), and training curves.
+`noise` The design stays; losses are redrawn around the fit, one draw a run. Surfaces on smaller grids (sd from the
+        residuals, n - 5 degrees of freedom, drawn as above), and approach 2 where no surface can be fitted. Resampling
+        the residuals' signs instead covered N* in only 70% of simulated sweeps: the Huber loss is nearly absolute, so
+        several residuals are close to 0 by construction.
 
 Intervals are percentiles. Replicates whose fit is refused are counted and reported, not hidden.
 """

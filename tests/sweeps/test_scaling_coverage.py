@@ -144,10 +144,8 @@ def test_holdout_error_counts_beyond_noise_only() -> None:
 
 def test_fits_that_the_runs_do_not_identify_are_refused() -> None:
     noisy = grid(surface(*HOFFMANN), (1e18, 1.5e18, 2e18), sizes=5, spread=1.3, noise=0.01)
-    fit = fit_parametric(noisy)
-    reasons = analyse(noisy, ["parametric"], bootstrap=0).refused
-    assert "parametric" in reasons
-    assert fit.flags or "standard error" in flat_profile(noisy, fit)
+    (reason,) = analyse(noisy, ["parametric"], bootstrap=0).refused.values()
+    assert "standard error" in reason or "bound" in reason or "not identified" in reason
     straight = grid(lambda n, d: 40 / n**0.1 + 40 / d**0.1, sizes=7)
     assert "E at its bound" in analyse(straight, ["parametric"], bootstrap=0).refused["parametric"]
     assert (
