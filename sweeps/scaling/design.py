@@ -1,14 +1,14 @@
 """Which cells to run next: those that shrink the interval on a decision most for the FLOPs they cost.
 
 The decision is ln N*(C) or ln L*(C) at a target C under L(N, D) = E + A / N^alpha + B / D^beta. Linearised at constants
-theta, a run at (N, D) whose ln loss has sd s adds x x^T / s^2 to the information matrix M, x = d ln L / d theta, and the
-variance of a decision with gradient g is g^T M^-1 g (c-optimality; Chaloner and Verdinelli 1995, section 4). The theta
-are uncertain, so the criterion is the mean of ln(g^T M^-1 g) over bootstrap replicates of the fit: a pseudo-Bayesian
+theta, a run at (N, D) whose ln loss has sd s adds x x^T / s^2 to the information matrix M, x = d ln L / d theta, and
+the variance of a decision with gradient g is g^T M^-1 g (c-optimality; Chaloner and Verdinelli 1995). The theta are
+uncertain, so the criterion is the mean of ln(g^T M^-1 g) over bootstrap replicates of the fit: a pseudo-Bayesian
 design, in which no single replicate with a huge variance decides.
 
-Cells differ in cost by orders of magnitude. Adding the best gain per FLOP first would spend everything on tiny cells, the
-best gain alone everything on one large cell; so the *set* is optimised under a total: greedy by gain / C^p for several p,
-then exchanges until no swap of one cell helps.
+Cells differ in cost by orders of magnitude. Adding the best gain per FLOP first would spend everything on tiny cells,
+the best gain alone everything on one large cell; so the *set* is optimised under a total: greedy by gain / C^p for
+several p, then exchanges until no swap of one cell helps.
 """
 
 from __future__ import annotations
@@ -118,31 +118,28 @@ class Criterion:
             raise FitError(f"no replicate of the fit has an optimum at {target_c:.3g} FLOPs: nothing to design for")
         theta, self.gradient = theta[usable], gradient[usable]
         there = log_loss_jacobian(theta, runs.n, runs.d) / noise_sd
-        self.start = np.einsum("bmi,bmj->bij", there, there) + np.diag(PRIOR_SD**-2.0)
+        self.start = there.transpose(0, 2, 1) @ there + np.diag(PRIOR_SD**-2.0)
         self.x = log_loss_jacobian(theta, candidates.n, candidates.d) / noise_sd
         self.cost = candidates.c
 
     def information(self, rows: Sequence[int]) -> Array:
         """[b, 5, 5]: M with these candidates (a row named twice counts twice)."""
         x = self.x[:, list(rows)]
-        return self.start + np.einsum("bmi,bmj->bij", x, x)
+        return self.start + x.transpose(0, 2, 1) @ x
 
     def value(self, rows: Sequence[int]) -> float:
         """Mean over replicates of ln(g^T M^-1 g)."""
-        return float(np.mean(np.log(self._variance(self.information(rows))[1])))
+        solved = np.linalg.solve(self.information(rows), self.gradient[:, :, None])[:, :, 0]
+        return float(np.mean(np.log((self.gradient * solved).sum(axis=-1))))
 
     def with_each(self, rows: Sequence[int]) -> Array:
         """[m]: the value when each candidate in turn is added to `rows`, by the rank-one update of M^-1."""
-        matrix = self.information(rows)
-        solved, variance = self._variance(matrix)
-        spread = np.einsum("bmi,bim->bm", self.x, np.linalg.solve(matrix, self.x.transpose(0, 2, 1)))
-        moved = np.einsum("bmi,bi->bm", self.x, solved)
-        left = variance[:, None] - moved**2 / (1 + spread)
+        inverse = np.linalg.inv(self.information(rows))
+        solved = (inverse @ self.gradient[:, :, None])[:, :, 0]
+        spread = ((self.x @ inverse) * self.x).sum(axis=-1)
+        moved = (self.x @ solved[:, :, None])[:, :, 0]
+        left = (self.gradient * solved).sum(axis=-1)[:, None] - moved**2 / (1 + spread)
         return np.mean(np.log(np.maximum(left, 1e-300)), axis=0)
-
-    def _variance(self, matrix: Array) -> tuple[Array, Array]:
-        solved = np.linalg.solve(matrix, self.gradient[:, :, None])[:, :, 0]
-        return solved, np.einsum("bi,bi->b", self.gradient, solved)
 
 
 def choose(criterion: Criterion, flops: float, most: int | None = None, keep: Sequence[int] = ()) -> Design:
@@ -189,18 +186,15 @@ def _greedy(criterion: Criterion, flops: float, most: int | None, rows: list[int
 
 def _exchange(criterion: Criterion, rows: list[int], flops: float, most: int | None, fixed: int) -> list[int]:
     """Swaps single cells (the first `fixed` stay) while that helps; what a swap frees is spent again."""
-    value = criterion.value(rows)
     for _ in range(MAX_EXCHANGES):
-        best = None
+        before = criterion.value(rows)
         for place in range(fixed, len(rows)):
             rest = rows[:place] + rows[place + 1 :]
-            values = np.where(_affordable(criterion, rest, flops, most), criterion.with_each(rest), np.inf)
-            to = int(np.argmin(values))
-            if values[to] < value - 1e-9:
-                best, value = (place, to), float(values[to])
-        if best is None:
-            return rows
-        rows = rows[: best[0]] + rows[best[0] + 1 :] + [best[1]]
+            free = _affordable(criterion, rest, flops, most)
+            free[rows[place]] = True
+            to = int(np.argmin(np.where(free, criterion.with_each(rest), np.inf)))
+            rows = [*rows[:place], to, *rows[place + 1 :]]
         rows = _greedy(criterion, flops, most, rows, GREEDY[1])
-        value = criterion.value(rows)
+        if criterion.value(rows) > before - 1e-9:
+            return rows
     return rows
