@@ -74,7 +74,7 @@ def result_dict(result: Result) -> dict[str, Any]:
         "b_interval": _ends(result.b_interval),
         "e": result.e,
         "e_interval": _ends(result.e_interval),
-        "parameters": _parameters(result),
+        "parameters": result.model.parameters,
         "scheme": result.replicates.scheme if result.replicates else None,
         "holdout_error": last.error if last else None,
         "holdout": [vars(point) for point in result.holdout.points],
@@ -102,27 +102,8 @@ def result_metrics(result: Result) -> dict[str, float]:
             "d_opt": d.d_opt, "d_lo": d.d_interval.low, "d_hi": d.d_interval.high,
             "loss_pred": d.loss, "loss_lo": d.loss_interval.low, "loss_hi": d.loss_interval.high,
         }  # fmt: skip
-    metrics |= {k: v for k, v in _parameters(result).items() if isinstance(v, float)}
+    metrics |= {k: v for k, v in result.model.parameters.items() if isinstance(v, float)}
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _parameters(result: Result) -> dict[str, Any]:
-    from sweeps.scaling.analysis import Surface
-
-    if isinstance(result.model, Surface):
-        fit = result.model.fit
-        return {
-            "A": fit.a_coef, "B": fit.b_coef, "E": fit.e, "alpha": fit.alpha, "beta": fit.beta,
-            "objective": fit.objective, "gradient": fit.gradient,
-        }  # fmt: skip
-    fit2 = result.model
-    return {
-        "k_n": math.exp(fit2.n_line.log_coefficient),
-        "k_d": math.exp(fit2.d_line.log_coefficient),
-        "loss_gamma": fit2.loss_law.gamma,
-        "loss_form": fit2.loss_law.form,
-        "curvature": fit2.curvature,
-    }
 
 
 def _decision_dict(decision: Decision) -> dict[str, Any]:
