@@ -31,15 +31,13 @@ from sweeps.scaling.proposal import (
     spread_of,
     uniform_extension,
 )
+from sweeps.scaling.surfaces import SURFACES as KNOWN
 from sweeps.scaling.table import Array, FitError, Run, RunTable
 
 # E, A, B, alpha, beta, gamma of L = E + (A / N^alpha + B / D^beta)^gamma, C = 6 N D; gamma moves no optimum.
 SURFACES = {
-    "symmetric": (1.69, 400.0, 400.0, 0.31, 0.31, 1.0),
-    "chinchilla": (1.69, 406.4, 410.7, 0.34, 0.28, 1.0),
-    "ratio3": (1.69, 400.0, 400.0, 0.465, 0.155, 1.0),
-    "bent": (1.69, 406.4, 410.7, 0.34, 0.28, 0.8),
-}
+    name: (known.e, known.a_coef, known.b_coef, known.alpha, known.beta, 1.0) for name, known in KNOWN.items()
+} | {"bent": (1.69, 406.4, 410.7, 0.34, 0.28, 0.8)}
 ARMS = ("start", "uniform", "next", "row", "dense")
 BUDGETS = tuple(float(c) for c in np.geomspace(1e18, 3e19, 4))
 SIZES = 5

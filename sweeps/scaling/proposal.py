@@ -88,6 +88,12 @@ def budget_step(budgets: Array) -> float:
     return float((budgets[-1] / budgets[0]) ** (1 / (len(budgets) - 1)))
 
 
+def next_budget(budgets: Array, target_c: float) -> float:
+    """FLOPs one step of the grid beyond its largest budget, in two digits, at most the target; else the largest."""
+    new = float(f"{budgets[-1] * budget_step(budgets):.1e}")
+    return new if new <= target_c else max(target_c, float(budgets[-1]))
+
+
 def spread_of(base: Base) -> float:
     """How far from N* the grid's budgets reach, in ln N: median over budgets, between ln 1.5 and ln 4."""
     table = base.table
@@ -140,12 +146,12 @@ def propose(
         ValueError: a new largest budget that is not above the grid or not below the target.
     """
     budgets = base.table.budgets
-    new = float(budgets[-1] * budget_step(budgets)) if largest is None else largest
-    if not budgets[-1] < new:
-        raise ValueError(f"the new largest budget must be above {budgets[-1]:.3g} FLOPs, got {new:.3g}")
-    if largest is not None and not largest <= target_c:
-        raise ValueError(f"the new largest budget must not be above the target, {target_c:.3g} FLOPs; got {new:.3g}")
-    new = min(new, max(target_c, float(budgets[-1])))
+    new = next_budget(budgets, target_c) if largest is None else largest
+    if largest is not None and not budgets[-1] < new <= max(target_c, float(budgets[-1])):
+        raise ValueError(
+            f"the new largest budget must lie above the sweep's {budgets[-1]:.3g} and not above the target's "
+            f"{target_c:.3g} FLOPs, got {new:.3g}"
+        )
     if not all(np.isfinite(base.n_opt(c)) for c in (float(budgets[0]), target_c)):
         raise FitError("the fitted surface has no optimum inside; add runs that differ more in N and D")
     plain = PER_BUDGET * (float(budgets.sum()) + new)
