@@ -23,7 +23,7 @@ def proposal_text(base: Base, proposal: Proposal, runs: Sequence[Cell] | None) -
     n_opt = base.n_opt(target)
     lines = [
         f"decision: {NAMES[proposal.decision]} at {target:.3g} FLOPs; N* is {quantity(n_opt)} by approach parametric",
-        f"  95% interval {factor(proposal.before)} now, expected after these {len(cells)} cells {factor(proposal.after)}"
+        f"  95% interval {factor(proposal.before)}, expected {factor(proposal.after)} after these {len(cells)} cells"
         f" ({proposal.after / proposal.before:.0%} as wide in logs)",
         f"  they cost {proposal.flops:.3g} FLOPs; the {len(base.table)} runs there are cost {spent:.3g}",
         f"{'FLOPs':>10}{'N':>9}{'D':>9}{'D/N':>8}{'N/N*':>7}" + ("  width" if runs else ""),
@@ -42,7 +42,9 @@ def factor(half_width: float) -> str:
     """Half-width in logs as spoken of: x/ 1.32, or +-1.2% where it is small."""
     if not math.isfinite(half_width):
         return "unknown"
-    return f"+-{100 * half_width:.2g}%" if half_width < 0.05 else f"x/ {math.exp(half_width):.2f}"
+    if half_width < 0.05:
+        return f"+-{100 * half_width:.2g}%"
+    return f"x/ {math.exp(half_width):.{3 if half_width < 0.2 else 2}f}"
 
 
 def proposal_dict(base: Base, proposal: Proposal, runs: Sequence[Cell] | None) -> dict[str, Any]:

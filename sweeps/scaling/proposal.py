@@ -25,6 +25,7 @@ PER_BUDGET = 3  # cells a budget of a uniform extension, the yardstick for FLOPs
 DRAWS = 24  # replicates the criterion averages over
 SPREAD = (np.log(1.5), np.log(4.0))  # bounds of how far from N* candidates may lie, in ln N
 DEFAULT_STEP = 3.0
+HOLDOUT_SHARE = 0.5  # of the FLOPs at most, for the one cell that tests the form
 
 # Candidates at a budget, from (C, fitted N* there, spread in ln N): even in ln N, or real shapes.
 SizeRule = Callable[[float, float, float], Cells]
@@ -159,14 +160,17 @@ def propose(
     notes: list[str] = []
     parts = _candidates(base, [float(c) for c in budgets], sizes)
     keep: list[int] = []
-    if budgets[-1] < new <= flops:
+    if budgets[-1] < new <= HOLDOUT_SHARE * flops:
         beyond = _candidates(base, [new], sizes)
         if beyond:
             nearest = int(np.argmin(np.abs(np.log(beyond[0].n / base.n_opt(new)))))
             keep = [sum(len(part) for part in parts) + nearest]
             parts += beyond
     if not keep:
-        notes.append(f"no cell beyond the grid fits ({new:.3g} FLOPs): nothing will test whether the form holds there")
+        notes.append(
+            f"no cell beyond the grid: at {new:.3g} FLOPs it would take more than {HOLDOUT_SHARE:.0%} of the total, or"
+            " no size there is allowed; nothing tests whether the form holds beyond"
+        )
     if not parts:
         raise FitError("no candidate cells: every size near the optimum is in the sweep already or breaks its rules")
     return _chosen(base, join(parts), target_c, flops, most, keep, decision, notes)
