@@ -80,11 +80,11 @@ def _misses(axis: Any, rows: Sequence[Row]) -> None:
         if math.isfinite(row.measured):
             axis.plot([100 * row.error], [place], "o", ms=6, color=colour, mec="white", mew=0.8, zorder=3)
         elif row.scored:
-            axis.text(high, place, "  diverged or given up", va="center", fontsize=8, color=colour)
+            axis.text(high, place, f"  {row.status}", va="center", fontsize=8, color=colour)
         else:
             axis.text(high, place, f"  {row.status}", va="center", fontsize=8, color="0.4")
     axis.axvline(0, color="0.4", lw=1, ls="--", zorder=0)
     axis.set_yticks(range(len(rows)), [f"{row.c_flops:.2g} FLOPs  {row.forecast_id[:6]}" for row in rows], fontsize=8)
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axis.margins(x=0.18)
     axis.set_xlabel("measured loss (dot) and 95% interval (bar), % off the prediction")

@@ -4,7 +4,7 @@ Examples:
   python -m sweeps.next --runs mlflow:scalewright-demo --budget 1e13
   python -m sweeps.next --runs mlflow:scalewright-demo --budget 1e13 --config conf/sweep/demo.yaml --out next.yaml
   python -m sweeps.next --runs runs.csv --budget 1e21 --flops 2e20 --cells 6 --decision loss
-  python -m sweeps.next --simulate --sweeps 100      does it beat a uniform grid at equal FLOPs?
+  python -m sweeps.next --simulate --sweeps 40       does it beat a uniform grid at equal FLOPs?
 
 The decision is the best size N* (or the loss there) at the budget asked for. One cell tests the fitted form beyond the
 grid: forecast it before it runs. With --config the cells are real shapes of that sweep, and --out writes a config that
@@ -53,7 +53,7 @@ def simulation_parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.next --simulate`."""
     p = command_parser("sweeps.next --simulate", "Extends simulated sweeps by `next` and by uniform grids.")
     p.add_argument("--simulate", action="store_true", required=True)
-    p.add_argument("--sweeps", type=int, default=100, metavar="K", help="simulated sweeps (default %(default)s)")
+    p.add_argument("--sweeps", type=int, default=40, metavar="K", help="simulated sweeps (default %(default)s)")
     p.add_argument("--surface", nargs="+", choices=SURFACES, default=list(SURFACES), help="default: all")
     p.add_argument("--reach", type=float, default=100.0, metavar="X", help="target over the largest swept budget")
     p.add_argument("--noise-sd", type=float, default=0.003, metavar="SD", help="of ln loss (default %(default)s)")
