@@ -4,6 +4,7 @@ Examples:
   python -m sweeps.next --runs mlflow:scalewright-demo --budget 1e13
   python -m sweeps.next --runs mlflow:scalewright-demo --budget 1e13 --config conf/sweep/demo.yaml --out next.yaml
   python -m sweeps.next --runs runs.csv --budget 1e21 --flops 2e20 --cells 6 --decision loss
+  python -m sweeps.next --runs runs.csv --budget 1e21 --approach isoflop      whole rows, for approach 2
   python -m sweeps.next --simulate --sweeps 40       does it beat a uniform grid at equal FLOPs?
 
 The decision is the best size N* (or the loss there) at the budget asked for. One cell tests the fitted form beyond the
@@ -26,11 +27,12 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import write_text
 from sweeps.fit import add_run_arguments, warn_of_mixture
 from sweeps.next_config import Family, extended_config
-from sweeps.next_text import proposal_dict, proposal_text, simulation_text
+from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text
 from sweeps.records import CSV_COLUMNS, read_runs
 from sweeps.scaling.design import DECISIONS
 from sweeps.scaling.next_simulation import SURFACES, simulate
 from sweeps.scaling.proposal import base_of, propose
+from sweeps.scaling.row_design import propose_rows
 from sweeps.scaling.table import RunTable
 
 
@@ -78,6 +80,10 @@ def _command(arguments: argparse.Namespace) -> None:
     columns = {key: options[f"columns.{key}"] for key in CSV_COLUMNS if f"columns.{key}" in options}
     table = read_runs(arguments.runs, columns, arguments.where, arguments.tracking_uri, arguments.sweep)
     warn_of_mixture(table)
+    if arguments.approach == "isoflop":
+        near = None if arguments.near == "all" else int(arguments.near)
+        print(rows_text(propose_rows(table, arguments.budget, arguments.flops, near, arguments.seed), arguments.budget))
+        return
     family = _family(arguments.config, table) if arguments.config else None
     base = base_of(
         table if arguments.max_excess is None else table.near_minimum(arguments.max_excess),
@@ -106,8 +112,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--cells must be 1 or more, got {arguments.cells}")
     if arguments.out and not arguments.config:
         raise ConfigError("--out writes the sweep's config with the new cells: name it with --config")
-    if arguments.approach not in ("parametric", "all"):
-        raise ConfigError(f"cells are chosen for approach parametric; {arguments.approach} has no such design")
+    if arguments.approach not in ("parametric", "isoflop", "all"):
+        raise ConfigError(f"--approach {arguments.approach} has no design of its own; take parametric or isoflop")
+    if arguments.approach == "isoflop" and (arguments.config or arguments.decision != "size" or arguments.cells):
+        raise ConfigError(
+            "--approach isoflop proposes whole rows for N*: without --config, --cells and --decision loss"
+        )
     if arguments.bootstrap < 50:
         raise ConfigError(f"--bootstrap {arguments.bootstrap} is too few to know what is uncertain; take 50 or more")
 

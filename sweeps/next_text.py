@@ -12,6 +12,7 @@ from sweeps.fit_report import quantity
 from sweeps.grid import Cell
 from sweeps.scaling.next_simulation import Arm, compare
 from sweeps.scaling.proposal import Base, Proposal
+from sweeps.scaling.row_design import RowPlan
 
 NAMES = {"size": "N*", "loss": "the loss at N*"}
 
@@ -36,6 +37,25 @@ def proposal_text(base: Base, proposal: Proposal, runs: Sequence[Cell] | None) -
         )
     notes = [*base.fit.flags, *proposal.notes, "the expectation holds as far as the fitted form does"]
     return "\n".join([*lines, *(f"note: {note}" for note in notes)])
+
+
+def rows_text(plan: RowPlan, target_c: float) -> str:
+    """Rows for approach 2, the interval of N* before and after."""
+    z = 1.96
+    lines = [
+        f"decision: N* at {target_c:.3g} FLOPs by approach isoflop, which needs whole rows of cells",
+        f"  95% interval {factor(z * plan.before)}, expected {factor(z * plan.after)} after {len(plan.cells)} cells"
+        f" ({plan.after / plan.before:.0%} as wide in logs), {plan.flops:.3g} FLOPs",
+    ]
+    for budget, count in plan.repeats.items():
+        sizes = np.unique(plan.cells.n[np.isclose(plan.cells.c, budget, rtol=0.1)])
+        named = ", ".join(quantity(n) for n in sizes)
+        lines.append(f"  {budget:.3g} FLOPs once more with {count} new seed{'s' * (count > 1)}: N {named}")
+    if plan.new_budget:
+        sizes = np.unique(plan.cells.n[np.isclose(plan.cells.c, plan.new_budget, rtol=1e-9)])
+        named = ", ".join(quantity(n) for n in sizes)
+        lines.append(f"  new budget {plan.new_budget:.3g} FLOPs, {plan.seeds} seed{'s' * (plan.seeds > 1)}: N {named}")
+    return "\n".join([*lines, "note: noise only; approach 2's bias on the grid is not made smaller by more cells"])
 
 
 def factor(half_width: float) -> str:

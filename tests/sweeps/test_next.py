@@ -17,10 +17,12 @@ from sweeps.grid import build_grid
 from sweeps.isoflop import read_corpus
 from sweeps.next_config import Family, extended_config
 from sweeps.scaling.design import Cells, Criterion, choose, decision_gradient, log_loss_jacobian
+from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.next_simulation import compare, simulate
 from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.proposal import Base, base_of, next_budget, propose
-from sweeps.scaling.table import FitError
+from sweeps.scaling.row_design import propose_rows
+from sweeps.scaling.table import FitError, Run, RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
 THETA = np.array([[np.log(406.4), np.log(410.7), np.log(1.69), 0.34, 0.28], [6.1, 6.2, 0.4, 0.36, 0.30]])
@@ -128,6 +130,25 @@ def test_following_it_beats_a_uniform_grid_at_equal_flops() -> None:
     )
     with pytest.raises(ValueError, match="unknown surface"):
         simulate("flat", 2)
+
+
+def test_rows_for_approach_2_give_what_they_promise() -> None:
+    """The expected sd of ln N* against 200 sweeps with those rows, simulated and fitted anew."""
+    law = surface(*HOFFMANN)
+    table, target, sd = grid(law, noise=0.003, sizes=5, spread=3.0), 1e22, 0.003
+    plan = propose_rows(table, target)
+    assert plan.new_budget > 1e20 and plan.after < plan.before
+    cheap = propose_rows(table, target, flops=5e19)
+    assert cheap.repeats and cheap.flops <= 5e19 and plan.after < cheap.after < cheap.before
+    generator, found = np.random.default_rng(0), []
+    n, d, c = (np.concatenate([getattr(table, k), getattr(plan.cells, k)]) for k in ("n", "d", "c"))
+    for _ in range(200):
+        loss = law(n, d) * np.exp(sd * generator.standard_normal(len(n)))
+        rows = [Run(str(i), *map(float, row), float(row[2])) for i, row in enumerate(zip(n, d, c, loss, strict=True))]
+        found.append(np.log(fit_isoflop(RunTable.from_runs(rows), loss_form="power").n_opt(target)))
+    assert float(np.std(found)) == pytest.approx(plan.after, rel=0.35)  # the noise is estimated, not known
+    with pytest.raises(FitError, match="no row of cells fits"):
+        propose_rows(table, target, flops=1e10)
 
 
 @pytest.fixture(scope="module")
