@@ -196,8 +196,8 @@ def test_forecast_refuses_what_it_cannot_know(report: FitReport) -> None:
         forecast.make_forecast(report, 1e13, shapes())
     with pytest.raises(ValueError, match="budget must be positive"):
         forecast.make_forecast(report, -1.0)
-    with pytest.raises(ValueError, match="no kaplan fit to forecast from: it was not fitted"):
-        forecast.make_forecast(report, 1e13, approach="kaplan")
+    with pytest.raises(ValueError, match="no guess fit to forecast from: it was not fitted"):
+        forecast.make_forecast(report, 1e13, approach="guess")
     far = forecast.make_forecast(report, 1e13, shapes()[:1], sequence_length=128)
     assert any("the nearest shape is" in flag for flag in far.flags)
     with pytest.raises(ValueError, match="call log_forecast before the run"):
