@@ -8,7 +8,8 @@ Each simulated sweep starts from one grid with noise: 4 budgets, 5 sizes each, n
 `dense`    the old budgets only, as many sizes each as the same FLOPs pay for.
 
 Every arm knows only its own noisy runs; the approach-3 fit and its bootstrap are those of `sweeps.fit`. The method was
-made on other surfaces: the constants of Besiroglu et al. 2024, and alpha/beta = 1.3.
+made on other surfaces: the constants of Besiroglu et al. 2024, and alpha/beta = 1.3; what was set after a look at these
+is said in docs/forecasts.md.
 `bent` is not of the fitted form: the design believes a form that does not hold, as it would on real runs.
 """
 
