@@ -5,21 +5,28 @@ Sweep (parent) > cells and fits. Metric names are short enough to be columns; se
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import tempfile
 import urllib.parse
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sweeps.fit_model import fit_model, save
 from sweeps.fit_report import FitReport, result_dict
-from sweeps.plots import plot_all
+from sweeps.plots import plot_all, plot_scaling
 from sweeps.records import KIND, PARENT, client, log_run
 from sweeps.scaling.analysis import Result
 from sweeps.scaling.table import RunTable
 
 MODEL = "model"  # folder of the loadable model in a fit run's artifacts
+# MLflow 3's UI opens in its GenAI mode whatever kind an experiment has, unless the address says otherwise.
+_CLASSIC = "workflowType=machine_learning"
+_VIEW = "scalewright-fits"
+_COLUMNS = ("a", "a_lo", "a_hi", "n_opt", "n_lo", "n_hi", "d_opt", "loss_pred", "loss_lo", "loss_hi", "holdout_err")
 _BEGIN, _END = "<!-- fit -->", "<!-- /fit -->"
 
 
@@ -45,12 +52,19 @@ def log_fit(
             model = Path(place) / name / MODEL
             save(fit_model(result, analysis.table), model)
             note = f"```\n{report.text()}\n```"
+            own = _own_figure(report, name, model.parent / "fit.png")
             ids[name] = log_run(
                 experiment, f"fit-{name}", {KIND: "fit"}, fit_params(report, name), fit_metrics(result),
-                [*figures, numbers, model], parent, tracking_uri, note,
+                [*figures, own, numbers, model], parent, tracking_uri, note,
             )  # fmt: skip
     describe_fits(experiment, list(ids.values()), report.text(), tracking_uri)
     return ids
+
+
+def _own_figure(report: FitReport, approach: str, path: Path) -> Path:
+    """This approach alone, so that a comparison in the UI shows different figures side by side."""
+    plot_scaling(replace(report.analysis, results={approach: report.analysis.results[approach]}), path)
+    return path
 
 
 def _only_parent(table: RunTable) -> str | None:
@@ -103,7 +117,7 @@ def _with_ends(name: str, value: float, ends: object) -> dict[str, float]:
 
 
 def describe_fits(experiment: str, run_ids: Sequence[str], text: str, tracking_uri: str | None = None) -> None:
-    """Tags the experiment so that the UI opens on its runs, and writes the last fit into its description.
+    """Writes the last fit into the experiment's description, with links that open the comparison and a table of fits.
 
     The part between the two markers is replaced; what others wrote there stays.
     """
@@ -111,13 +125,38 @@ def describe_fits(experiment: str, run_ids: Sequence[str], text: str, tracking_u
     found = mlflow_client.get_experiment_by_name(experiment)
     before, _, rest = found.tags.get("mlflow.note.content", "").partition(_BEGIN)
     after = rest.partition(_END)[2]
-    link = compare_link(found.experiment_id, run_ids)
-    block = f"{_BEGIN}\n## Last fit\n\n[Compare the fits]({link})\n\n```\n{text}\n```\n{_END}"
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.experimentKind", "custom_model_development")
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.note.content", before + block + after)
+    links = (
+        f"[Compare the fits]({compare_link(found.experiment_id, run_ids)}), "
+        f"[all fits as a table]({table_link(found.experiment_id)}), "
+        f"[all runs](#/experiments/{found.experiment_id}/runs?{_CLASSIC})"
+    )
+    block = f"{_BEGIN}\n## Last fit\n\n{links}\n\n```\n{text}\n```\n{_END}"
+    for key, value in (
+        ("mlflow.experimentKind", "custom_model_development"),
+        (f"mlflow.sharedViewState.{_VIEW}", _view_state()),
+        ("mlflow.note.content", before + block + after),
+    ):
+        mlflow_client.set_experiment_tag(found.experiment_id, key, value)
 
 
 def compare_link(experiment_id: str, run_ids: Sequence[str]) -> str:
     """Address of the comparison of runs, relative to the MLflow server."""
     quoted = ",".join(f'"{run_id}"' for run_id in run_ids)
-    return "#/compare-runs?" + urllib.parse.quote(f'runs=[{quoted}]&experiments=["{experiment_id}"]', safe="=&")
+    query = urllib.parse.quote(f'runs=[{quoted}]&experiments=["{experiment_id}"]', safe="=&")
+    return f"#/compare-runs?{query}&{_CLASSIC}"
+
+
+def table_link(experiment_id: str) -> str:
+    """Address of the experiment's fits with their metrics as columns, relative to the MLflow server."""
+    return f"#/experiments/{experiment_id}/runs?{_CLASSIC}&viewStateShareKey={_VIEW}"
+
+
+def _view_state() -> str:
+    """The UI's own form of a shared view: JSON, deflated. Without one its table shows no metrics."""
+    state = {
+        "searchFilter": f"tags.{KIND} = 'fit'", "orderByKey": "attributes.start_time", "orderByAsc": False,
+        "startTime": "ALL", "lifecycleFilter": "Active", "datasetsFilter": [], "modelVersionFilter": "All Runs",
+        "selectedColumns": [f"metrics.`{name}`" for name in _COLUMNS], "runsExpanded": {}, "runsPinned": [],
+        "runsHidden": [], "viewMaximized": True, "runListHidden": False,
+    }  # fmt: skip
+    return "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()

@@ -60,7 +60,9 @@ def test_a_fresh_process_gives_the_fits_own_numbers(report: FitReport, tmp_path:
         decision = result.decisions[0]
         assert optima["n_opt"] == pytest.approx([decision.n_opt], rel=1e-12)
         ends_of = [optima[name][0] for name in ("n_lo", "n_hi", "d_lo", "d_hi", "loss_opt_lo", "loss_opt_hi")]
-        expected_ends = [e for i in (decision.n_interval, decision.d_interval, decision.loss_interval) for e in (i.low, i.high)]
+        expected_ends = [
+            e for i in (decision.n_interval, decision.d_interval, decision.loss_interval) for e in (i.low, i.high)
+        ]
         assert ends_of == pytest.approx(expected_ends, rel=1e-12)
 
 
