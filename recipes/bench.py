@@ -11,6 +11,7 @@ Examples:
     python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
     python -m recipes.bench guard     seconds of a step with the spike guard over seconds without it
     python -m recipes.bench dashboard what the dashboard adds to the time of a step
+    python -m recipes.bench fit       seconds of Epoch's scaling fit and 4,000 refits, beside the reference procedure
     python -m recipes.bench step --help
 """
 
@@ -26,6 +27,8 @@ _NAMES = (
     *("guard", "dashboard"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
+# Named, not imported: sweeps imports recipes, not the other way round.
+BENCHMARKS["fit"] = "sweeps.bench_fit"
 
 
 def main(argv: list[str] | None = None) -> int:

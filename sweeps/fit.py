@@ -18,7 +18,8 @@ from typing import Any
 from recipes.command import command_parser, exit_status
 from sweeps.fit_report import FitReport
 from sweeps.records import PARENT, read_runs
-from sweeps.scaling.analysis import APPROACHES, analyse
+from sweeps.scaling.analysis import analyse
+from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
 
@@ -44,7 +45,7 @@ def fit_experiment(
 
     Args:
         runs: `mlflow:EXPERIMENT`, a CSV file, or a table.
-        approach: `isoflop`, `parametric` or `all`.
+        approach: a key of `approaches.APPROACHES`, or `all`.
         budgets: target FLOPs; empty means 4 times the largest swept budget.
         bootstrap: replicates; 0 gives no intervals.
         seed: of starts and resampling.
@@ -66,7 +67,7 @@ def fit_experiment(
         table, source = runs, "run table"
     else:
         table, source = read_runs(runs, columns, where, tracking_uri, parent_run_id), runs
-    names = APPROACHES if approach == "all" else (approach,)
+    names = None if approach == "all" else (approach,)
     targets = list(budgets) or [DEFAULT_REACH * float(table.budgets.max())] if len(table) else []
     analysis = analyse(
         table, names, targets, bootstrap=bootstrap, seed=seed, near=near, max_excess=max_excess, noise_sd=noise_sd

@@ -74,31 +74,12 @@ def result_dict(result: Result) -> dict[str, Any]:
         "b_interval": _ends(result.b_interval),
         "e": result.e,
         "e_interval": _ends(result.e_interval),
-        "parameters": _parameters(result),
+        "parameters": result.model.parameters,
         "scheme": result.replicates.scheme if result.replicates else None,
         "holdout_error": last.error if last else None,
         "holdout": [vars(point) for point in result.holdout.points],
         "decisions": [_decision_dict(d) for d in result.decisions],
         "flags": list(result.flags),
-    }
-
-
-def _parameters(result: Result) -> dict[str, Any]:
-    from sweeps.scaling.analysis import Surface
-
-    if isinstance(result.model, Surface):
-        fit = result.model.fit
-        return {
-            "A": fit.a_coef, "B": fit.b_coef, "E": fit.e, "alpha": fit.alpha, "beta": fit.beta,
-            "objective": fit.objective, "gradient": fit.gradient,
-        }  # fmt: skip
-    fit2 = result.model
-    return {
-        "k_n": math.exp(fit2.n_line.log_coefficient),
-        "k_d": math.exp(fit2.d_line.log_coefficient),
-        "loss_gamma": fit2.loss_law.gamma,
-        "loss_form": fit2.loss_law.form,
-        "curvature": fit2.curvature,
     }
 
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sweeps.fit_model import fit_model, save
-from sweeps.fit_report import FitReport, result_dict
+from sweeps.fit_report import FitReport
 from sweeps.plots import plot_all, plot_scaling
 from sweeps.records import KIND, PARENT, client, log_run
 from sweeps.scaling.analysis import Result
@@ -106,7 +106,7 @@ def fit_metrics(result: Result) -> dict[str, float]:
             metrics |= {f"{name}_lo": ends.low, f"{name}_hi": ends.high}
     metrics |= {
         name: value
-        for name, value in result_dict(result)["parameters"].items()
+        for name, value in result.model.parameters.items()
         if isinstance(value, float) and name.lower() not in metrics
     }
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}

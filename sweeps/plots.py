@@ -14,7 +14,10 @@ from sweeps.scaling.bootstrap import interval
 from sweeps.scaling.isoflop import Minimum
 from sweeps.scaling.table import Array, RunTable
 
-COLOURS = {"isoflop": "#1f5fa8", "parametric": "#c2571a"}
+COLOURS = {
+    "isoflop": "#1f5fa8", "parametric": "#c2571a", "envelope": "#3c8d53", "isoflop_akima": "#6f9fd8",
+    "parametric_linear": "#e0a04a", "kaplan": "#8a6fae",
+}  # fmt: skip
 MEASURED = "#1a7f37"
 BAND_POINTS = 40
 LABELLED = 7

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, Model, Replicates
+from sweeps.scaling.bias import Bias
 from sweeps.scaling.bootstrap import Interval, interval
-from sweeps.scaling.bootstrap_isoflop import IsoFlopReplicates, bootstrap_isoflop
-from sweeps.scaling.bootstrap_parametric import ParametricReplicates, bootstrap_parametric
-from sweeps.scaling.holdout import Holdout, Predictor, rolling
-from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_isoflop
-from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
-from sweeps.scaling.parametric import ParametricFit, fit_parametric
+from sweeps.scaling.holdout import Holdout, rolling
+from sweeps.scaling.isoflop import NEAREST, Minimum, fit_isoflop
+from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, FitError, RunTable
 
-APPROACHES = ("isoflop", "parametric")
+__all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
+
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
 # Holdout errors are one to three numbers, so their spread is wider than their size: see docs/scaling.md.
 HOLDOUT_FACTOR = 2.0
-
-
-@dataclass(frozen=True)
-class Surface:
-    """A parametric fit with its FLOP rule, so that it answers questions about budgets."""
-
-    fit: ParametricFit
-    rule: FlopRule
-
-    def _optimum(self, c_flops: float) -> tuple[float, float, float]:
-        n, d, loss = optimum(self.fit.theta[None], self.rule, c_flops)
-        return float(n[0]), float(d[0]), float(loss[0])
-
-    def n_opt(self, c_flops: float) -> float:
-        return self._optimum(c_flops)[0]
-
-    def d_opt(self, c_flops: float) -> float:
-        return self._optimum(c_flops)[1]
-
-    def loss_opt(self, c_flops: float) -> float:
-        return self._optimum(c_flops)[2]
-
-    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
-        return float(self.fit.loss(n_params, d_tokens))
+NO_INTERVAL = Interval(float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
@@ -54,6 +31,8 @@ class Decision:
         budget: FLOPs. n_opt: parameters. d_opt: tokens. loss: nats per token at the optimum.
         n_interval, d_interval: bootstrap. loss_interval: bootstrap of a run's loss, widened by the holdout error.
         holdout_error: relative error taken into loss_interval.
+        lr, batch_tokens: learning rate and tokens a step at (n_opt, d_opt); NaN where the table cannot say.
+        lr_interval, batch_interval: theirs.
     """
 
     budget: float
@@ -64,6 +43,10 @@ class Decision:
     d_interval: Interval
     loss_interval: Interval
     holdout_error: float
+    lr: float = float("nan")
+    lr_interval: Interval = NO_INTERVAL
+    batch_tokens: float = float("nan")
+    batch_interval: Interval = NO_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class Result:
     """One approach on one table, with everything needed to judge it.
 
     Attributes:
-        approach: `isoflop` or `parametric`.
+        approach: its name, a key of APPROACHES.
         a, b: exponents of N* and D* in C, with intervals a_interval, b_interval.
         e: irreducible loss of the fit, nats per token; 0 where the form has none.
         e_interval: its interval; NaN where the form has none.
@@ -79,8 +62,9 @@ class Result:
         replicates: the bootstrap; None when no interval was asked for or could be made.
         holdout: leave-last-budget-out errors.
         decisions: one per target budget.
-        budgets: [budgets] FLOPs of the table.
         flags: what limits this fit, in words.
+        budgets: [budgets] FLOPs of the table.
+        bias: of approach 2 on the user's own grid; None for approaches that have none.
     """
 
     approach: str
@@ -90,12 +74,13 @@ class Result:
     b_interval: Interval
     e: float
     e_interval: Interval
-    model: IsoFlopFit | Surface
-    replicates: IsoFlopReplicates | ParametricReplicates | None
+    model: Model
+    replicates: Replicates | None
     holdout: Holdout
     decisions: tuple[Decision, ...]
     flags: tuple[str, ...]
     budgets: Array
+    bias: Bias | None = None
 
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
@@ -122,6 +107,7 @@ class Analysis:
         results: by approach. refused: reason by approach that gave no answer.
         minima: IsoFLOP curves, also where approach 2 as a whole is refused.
         verdict: one line: do the approaches agree, and which predicts held-out budgets better.
+        conventions: exponents under every FLOP and N convention the table's columns allow.
     """
 
     table: RunTable
@@ -129,6 +115,7 @@ class Analysis:
     refused: dict[str, str]
     minima: tuple[Minimum, ...]
     verdict: str
+    conventions: tuple[object, ...] = ()
 
     @property
     def best(self) -> Result:
@@ -142,9 +129,6 @@ class Analysis:
         return min(self.results.values(), key=_preference)
 
 
-NO_INTERVAL = Interval(float("nan"), float("nan"))
-
-
 def widen(drawn: Interval, centre: float, amount: float) -> Interval:
     """Adds `amount` in quadrature to both half-widths around `centre`."""
     low = np.hypot(max(centre - drawn.low, 0.0), amount)
@@ -154,7 +138,7 @@ def widen(drawn: Interval, centre: float, amount: float) -> Interval:
 
 def analyse(
     table: RunTable,
-    approaches: Sequence[str] = APPROACHES,
+    approaches: Sequence[str] | None = None,
     budgets: Sequence[float] = (),
     bootstrap: int = 1000,
     seed: int = 0,
@@ -166,29 +150,27 @@ def analyse(
     """Fits every approach asked for; one that cannot answer is listed in `refused` with its reason.
 
     Args:
+        approaches: names out of APPROACHES; None takes all.
         budgets: target FLOPs to decide for.
         bootstrap: replicates; 0 gives no intervals.
-        near: points per parabola of approach 2; None takes all.
-        max_excess: approach 3 leaves out runs whose loss is further (relative) above their budget's lowest.
-        noise_sd: known sd of ln loss of one run; None estimates it.
+        seed, near, max_excess, loss_form, noise_sd: see `approaches.FitOptions`.
 
     Raises:
         ValueError: unknown approach.
     """
-    unknown = [name for name in approaches if name not in APPROACHES]
+    names = tuple(APPROACHES) if approaches is None else tuple(approaches)
+    unknown = [name for name in names if name not in APPROACHES]
     if unknown:
         raise ValueError(f"unknown approach {unknown[0]!r}; choose from {', '.join(APPROACHES)} or all")
     if len(table) == 0:
-        return Analysis(table, {}, dict.fromkeys(approaches, "no usable runs in the table"), (), "no runs")
+        return Analysis(table, {}, dict.fromkeys(names, "no usable runs in the table"), (), "no runs")
+    options = FitOptions(near, max_excess, loss_form, noise_sd, seed)
     minima = _minima(table, near)
     results: dict[str, Result] = {}
     refused: dict[str, str] = {}
-    for name in approaches:
+    for name in names:
         try:
-            if name == "isoflop":
-                results[name] = _isoflop(table, minima, budgets, bootstrap, seed, near, loss_form, noise_sd)
-            else:
-                results[name] = _parametric(table, minima, budgets, bootstrap, seed, max_excess)
+            results[name] = _result(APPROACHES[name], table, minima, budgets, bootstrap, options)
         except FitError as error:
             refused[name] = str(error)
     return Analysis(table, results, refused, minima, _verdict(results, refused))
@@ -201,94 +183,26 @@ def _minima(table: RunTable, near: int | None) -> tuple[Minimum, ...]:
         return ()
 
 
-def _isoflop(
-    table: RunTable,
-    minima: tuple[Minimum, ...],
-    budgets: Sequence[float],
-    bootstrap: int,
-    seed: int,
-    near: int | None,
-    loss_form: str,
-    noise_sd: float | None,
-) -> Result:
-    fit = fit_isoflop(table, near, loss_form)
-    flags = [f"{m.budget:.3g} FLOPs refused: {m.reason}" for m in fit.minima if not m.ok]
-    if len([m for m in fit.minima if m.ok]) < 3:
-        flags.append("2 minima: the exponent has no residual to judge it by")
-    replicates = None
-    if bootstrap:
-        try:
-            replicates = bootstrap_isoflop(table, fit, bootstrap, seed, noise_sd=noise_sd)
-        except FitError as error:
-            flags.append(f"no intervals: {error}")
-    holdout = rolling(table, minima, lambda part: fit_isoflop(part, near, loss_form))
-    e_values = None
-    if fit.loss_law.form == "saturating" and replicates is not None:
-        e_values = replicates.loss_e
-    e = fit.loss_law.e
-    return _result("isoflop", table, fit, fit.a, fit.b, e, e_values, replicates, holdout, budgets, flags, seed)
-
-
-def _parametric(
-    table: RunTable,
-    minima: tuple[Minimum, ...],
-    budgets: Sequence[float],
-    bootstrap: int,
-    seed: int,
-    max_excess: float | None,
-) -> Result:
-    def used(part: RunTable) -> RunTable:
-        return part if max_excess is None else part.near_minimum(max_excess)
-
-    rows = used(table)
-    surface = Surface(fit_parametric(rows, seed=seed), flop_rule(rows))
-    replicates = None
-    if bootstrap:
-        replicates = bootstrap_parametric(rows, surface.fit, surface.rule, bootstrap, seed)
-    refit: Callable[[RunTable], Predictor] = lambda part: Surface(  # noqa: E731
-        fit_parametric(used(part), seed=seed), flop_rule(used(part))
-    )
-    holdout = _no_holdout() if any(r.budget is None for r in table.runs) else rolling(table, minima, refit)
-    fit = surface.fit
-    flags = list(fit.flags)
-    if len(rows) < len(table):
-        flags.append(f"{len(table) - len(rows)} runs more than {max_excess:.0%} above their budget's lowest left out")
-    e_values = replicates.e if replicates is not None else None
-    return _result(
-        "parametric", table, surface, fit.a, fit.b, fit.e, e_values, replicates, holdout, budgets, flags, seed
-    )
-
-
-def _no_holdout() -> Holdout:
-    return Holdout((), "the table has no budget column")
-
-
 def _result(
-    approach: str,
+    approach: Approach,
     table: RunTable,
-    model: IsoFlopFit | Surface,
-    a: float,
-    b: float,
-    e: float,
-    e_values: np.ndarray | None,
-    replicates: IsoFlopReplicates | ParametricReplicates | None,
-    holdout: Holdout,
+    minima: tuple[Minimum, ...],
     budgets: Sequence[float],
-    flags: list[str],
-    seed: int,
+    bootstrap: int,
+    options: FitOptions,
 ) -> Result:
-    if replicates is not None and replicates.failed:
-        flags.append(f"{replicates.failed} of {len(replicates.a)} bootstrap replicates refused")
-    if holdout.reason:
-        flags.append(f"holdout: {holdout.reason}")
+    model = approach.fit(table, options)
+    flags = list(model.flags)
+    replicates = _draws(approach, table, model, bootstrap, options, flags)
+    holdout = _holdout(approach, table, minima, options, flags)
     result = Result(
-        approach=approach,
-        a=a,
-        b=b,
+        approach=approach.name,
+        a=model.a,
+        b=model.b,
         a_interval=NO_INTERVAL if replicates is None else interval(replicates.a),
         b_interval=NO_INTERVAL if replicates is None else interval(replicates.b),
-        e=e,
-        e_interval=NO_INTERVAL if e_values is None else interval(e_values),
+        e=model.e,
+        e_interval=NO_INTERVAL if replicates is None else interval(replicates.e),
         model=model,
         replicates=replicates,
         holdout=holdout,
@@ -296,8 +210,35 @@ def _result(
         flags=tuple(flags),
         budgets=table.budgets,
     )
-    decisions = tuple(_decide(result, float(c), seed) for c in budgets)
-    return Result(**{**result.__dict__, "decisions": decisions})
+    return replace(result, decisions=tuple(_decide(result, float(c), options.seed) for c in budgets))
+
+
+def _draws(
+    approach: Approach, table: RunTable, model: Model, bootstrap: int, options: FitOptions, flags: list[str]
+) -> Replicates | None:
+    """The bootstrap; None, with a flag that says why, where it cannot be made."""
+    if not bootstrap:
+        return None
+    try:
+        replicates = approach.bootstrap(table, model, bootstrap, options.seed, options)
+    except FitError as error:
+        flags.append(f"no intervals: {error}")
+        return None
+    if replicates.failed:
+        flags.append(f"{replicates.failed} of {bootstrap} bootstrap replicates refused")
+    return replicates
+
+
+def _holdout(
+    approach: Approach, table: RunTable, minima: tuple[Minimum, ...], options: FitOptions, flags: list[str]
+) -> Holdout:
+    if not approach.by_budget and any(run.budget is None for run in table.runs):
+        holdout = Holdout((), "the table has no budget column")
+    else:
+        holdout = rolling(table, minima, lambda part: approach.fit(part, options))
+    if holdout.reason:
+        flags.append(f"holdout: {holdout.reason}")
+    return holdout
 
 
 def _decide(result: Result, budget: float, seed: int) -> Decision:
@@ -320,19 +261,27 @@ def _preference(result: Result) -> tuple[bool, float, str]:
 
 
 def _verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
+    """Which approaches answer, whether each pair of exponents agrees, and which approach is preferred."""
     if not results:
         return "no approach gave an answer"
     if len(results) == 1:
         only = next(iter(results.values()))
-        why = "the other was refused" if refused else "the other was not asked for"
+        why = f"{', '.join(refused)} refused" if refused else "no other was asked for"
         return f"only {only.approach} gave an answer ({why}); nothing to check it against"
-    iso, par = results["isoflop"], results["parametric"]
     best = min(results.values(), key=_preference)
-    smaller = f"{best.approach} is preferred (holdout error {best.holdout.relative_error:.1%})"
-    inside = iso.a in par.a_interval and par.a in iso.a_interval
-    overlap = iso.a_interval.low <= par.a_interval.high and par.a_interval.low <= iso.a_interval.high
-    if inside:
-        return f"approaches agree on the exponent of N* ({iso.a:.3f}, {par.a:.3f}); {smaller}"
-    if overlap:
-        return f"exponents of N* differ ({iso.a:.3f}, {par.a:.3f}) but intervals overlap; {smaller}"
-    return f"approaches DISAGREE on the exponent of N* ({iso.a:.3f}, {par.a:.3f}); {smaller}"
+    preferred = f"{best.approach} is preferred (holdout error {best.holdout.relative_error:.1%})"
+    shown = ", ".join(f"{name} {r.a:.3f}" for name, r in results.items())
+    names = list(results)
+    pairs = [(results[x], results[y]) for i, x in enumerate(names) for y in names[i + 1 :]]
+    apart = [(x, y) for x, y in pairs if not _overlap(x.a_interval, y.a_interval)]
+    if apart:
+        which = "; ".join(f"{x.approach} and {y.approach}" for x, y in apart)
+        return f"approaches DISAGREE on the exponent of N* ({shown}): {which} have intervals apart; {preferred}"
+    if all(x.a in y.a_interval and y.a in x.a_interval for x, y in pairs):
+        return f"approaches agree on the exponent of N* ({shown}); {preferred}"
+    return f"exponents of N* differ ({shown}) but all intervals overlap; {preferred}"
+
+
+def _overlap(first: Interval, second: Interval) -> bool:
+    """Whether two intervals share a point; one that is missing says nothing, so it does not."""
+    return first.low <= second.high and second.low <= first.high

@@ -51,12 +51,17 @@ def interval(values: Array, level: float = LEVEL) -> Interval:
     return Interval(float(low), float(high))
 
 
+def known_scheme(scheme: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError for a scheme that is not among those known."""
+    if scheme not in known:
+        raise ValueError(f"unknown bootstrap scheme {scheme!r}; choose {', '.join(known[1:])} or {known[0]}")
+
+
 def choose_scheme(table: RunTable, scheme: str = "auto") -> str:
     """`rows` for grids with 8 runs or more in every budget and for tables without budgets, else `noise`."""
     if scheme in ("rows", "noise"):
         return scheme
-    if scheme != "auto":
-        raise ValueError(f"unknown bootstrap scheme {scheme!r}; choose rows, noise or auto")
+    known_scheme(scheme, ("auto", "rows", "noise"))
     if any(run.budget is None for run in table.runs):
         return "rows" if len(table) >= 5 * ROWS_PER_BUDGET else "noise"
     clusters, budget = table.clusters, table.budget

@@ -1,4 +1,4 @@
-"""Bootstrap of approach 2; schemes are described in `bootstrap`."""
+"""Bootstrap of approach 2, by parabolas and by splines; schemes are described in `bootstrap`."""
 
 from __future__ import annotations
 
@@ -6,47 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import choose_scheme, draw_counts
-from sweeps.scaling.isoflop import IsoFlopFit, Minimum, fit_curve
-from sweeps.scaling.laws import fit_loss_law
+from sweeps.scaling.akima import AkimaFit, spline_minima
+from sweeps.scaling.bootstrap import draw_counts, known_scheme
+from sweeps.scaling.bootstrap_lines import LineFit, LineReplicates, Vertices, add_scatter, line_replicates, redraw
+from sweeps.scaling.curves import vertices
+from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_curve, fit_isoflop
+from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.table import Array, FitError, RunTable
+from sweeps.scaling.world import draw_world, fitted_world
 
-
-@dataclass(frozen=True)
-class IsoFlopReplicates:
-    """Replicates of approach 2, [k] fp64 each; NaN where the replicate was refused.
-
-    Attributes:
-        log_k_n, a: N* = exp(log_k_n) C^a. log_k_d, b: the same for D*.
-        loss_e, loss_log_k, loss_gamma: law of the loss at the optimum.
-        curvature: relative loss per (ln N - ln N*)^2.
-        noise_sd: standard deviation of ln loss of a single run, per replicate.
-        scheme: `rows` or `noise`.
-        failed: replicates refused.
-    """
-
-    log_k_n: Array
-    a: Array
-    log_k_d: Array
-    b: Array
-    loss_e: Array
-    loss_log_k: Array
-    loss_gamma: Array
-    curvature: Array
-    noise_sd: Array
-    scheme: str
-    failed: int
-
-    def decision(self, c_flops: float) -> tuple[Array, Array, Array]:
-        """N*, D* and loss at the optimum for a budget, [k] each."""
-        log_c = np.log(c_flops)
-        loss = self.loss_e + np.exp(self.loss_log_k - self.loss_gamma * log_c)
-        return np.exp(self.log_k_n + self.a * log_c), np.exp(self.log_k_d + self.b * log_c), loss
-
-    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> Array:
-        """Loss of a planned run off the optimum, [k]."""
-        n_opt, _, loss = self.decision(c_flops)
-        return loss * (1 + self.curvature * (np.log(n_params) - np.log(n_opt)) ** 2)
+IsoFlopReplicates = LineReplicates
+# Noise replicates behind one bootstrap replicate of a spline's minimum.
+SPLINE_DRAWS = 12
 
 
 @dataclass(frozen=True)
@@ -58,8 +29,11 @@ class Noise:
     source: str
 
 
-def estimate_noise(table: RunTable, fit: IsoFlopFit) -> Noise:
-    """Noise of a single run's ln loss: from repeated seeds (3 degrees of freedom or more), else parabola residuals.
+def estimate_noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | None = None) -> Noise:
+    """Noise of a single run's ln loss.
+
+    From repeated seeds (3 degrees of freedom or more); else the residuals of a surface, which are too large and not
+    too small where its form does not hold; else parabola residuals, which are few.
 
     Raises:
         FitError: parabolas that pass through every point and no repeats: nothing shows the noise.
@@ -72,6 +46,9 @@ def estimate_noise(table: RunTable, fit: IsoFlopFit) -> Noise:
     if dof >= 3:
         squares = sum(float(np.sum((np.array(g) - np.mean(g)) ** 2)) for g in groups.values())
         return Noise(float(np.sqrt(squares / dof)), dof, "repeated seeds")
+    if surface is not None and len(table) > 5:
+        dof = len(table) - 5
+        return Noise(float(np.sqrt(np.sum(surface.residuals**2) / dof)), dof, "surface residuals")
     squares, dof = 0.0, 0
     for m in fit.minima:
         if m.ok:
@@ -90,25 +67,107 @@ def bootstrap_isoflop(
     seed: int = 0,
     scheme: str = "auto",
     noise_sd: float | None = None,
-) -> IsoFlopReplicates:
-    """Refits approach 2 on k replicates.
+) -> LineReplicates:
+    """Refits approach 2's parabolas on k replicates.
 
     Args:
+        scheme: `surface`, `noise` or `rows`; `auto` takes `surface`, or `noise` where no surface can be fitted.
         noise_sd: known sd of ln loss of one run (for example from seeds elsewhere); None estimates it.
+
+    Raises:
+        FitError: the noise cannot be estimated, or no surface fits where one was asked for.
+        ValueError: unknown scheme.
+    """
+    known_scheme(scheme, ("auto", "surface", "noise", "rows"))
+    generator = np.random.default_rng(seed)
+    if scheme == "rows":
+        sd = _draw_sd(_noise(table, fit, None, noise_sd), k, generator)
+        return line_replicates(fit, _vertices_of_rows(table, fit, draw_counts(table, k, generator)), None, sd, "rows")
+    centre = _centre(table, fit)
+    return _simulate(
+        table, fit, fit, lambda n, d, y: vertices(n, d, y, fit.near), centre, k, generator, scheme, noise_sd
+    )
+
+
+def bootstrap_akima(
+    table: RunTable, fit: AkimaFit, k: int = 1000, seed: int = 0, noise_sd: float | None = None
+) -> LineReplicates:
+    """Refits approach 2's splines on k replicates; see `bootstrap_isoflop`.
 
     Raises:
         FitError: the noise cannot be estimated.
     """
+    parabolas = fit_isoflop(table, NEAREST, "power")
+    line_sd = (fit.log_n_sd, fit.log_d_sd)
     generator = np.random.default_rng(seed)
-    used = choose_scheme(table, scheme)
-    noise = Noise(noise_sd, 10**6, "given") if noise_sd is not None else estimate_noise(table, fit)
-    sd = noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, k))
-    if used == "rows":
-        vertices = _vertices_of_rows(table, fit, draw_counts(table, k, generator))
+    sd = akima_noise(table, noise_sd)
+    return _simulate(
+        table, fit, parabolas, lambda n, d, y: _splines(n, d, y, sd, generator), table.loss, k, generator, "auto",
+        noise_sd, line_sd,
+    )  # fmt: skip
+
+
+def akima_noise(table: RunTable, noise_sd: float | None) -> float:
+    """sd of ln loss that the spline's own replicates take: as given, from seeds, or from parabolas' residuals.
+
+    Raises:
+        FitError: nothing shows the noise.
+    """
+    if noise_sd is not None:
+        return noise_sd
+    return estimate_noise(table, fit_isoflop(table, NEAREST, "power")).sd
+
+
+def _simulate(
+    table: RunTable,
+    fit: LineFit,
+    parabolas: IsoFlopFit,
+    minima: Vertices,
+    centre: Array,
+    k: int,
+    generator: np.random.Generator,
+    scheme: str,
+    noise_sd: float | None,
+    line_sd: tuple[Array, Array] | None = None,
+) -> LineReplicates:
+    """Replicates on drawn surfaces; around `centre` [runs] where no surface fits."""
+    fitted = fitted_world(table) if scheme != "noise" else None
+    if fitted is None and scheme == "surface":
+        raise FitError("no surface can be fitted to these runs to simulate on; use scheme noise")
+    sd = _draw_sd(_noise(table, parabolas, None if fitted is None else fitted[0], noise_sd), k, generator)
+    if fitted is None:
+        world, used, losses = None, "noise", centre
     else:
-        vertices = _vertices_of_noise(table, fit, sd, generator)
-        vertices = _add_scatter(fit, vertices, generator)
-    return _lines(fit, vertices, sd, used)
+        world, used = draw_world(table, fitted[0], sd, generator), "surface"
+        losses = world.loss(table.n, table.d)
+    found = redraw(table, fit, losses, sd, minima, generator)
+    return line_replicates(fit, add_scatter(fit, found, generator), world, sd, used, line_sd)
+
+
+def _splines(log_n: Array, log_d: Array, losses: Array, sd: float, generator: np.random.Generator) -> Array:
+    """[k, 4] minima of one budget's splines, each the median of a few noise replicates, as the fit's are.
+
+    The curvature column is 0: the fit's own is used.
+    """
+    noise = sd * generator.standard_normal((len(losses), SPLINE_DRAWS, losses.shape[1]))
+    log_loss = (np.log(losses)[:, None] + noise).reshape(-1, losses.shape[1])
+    n, loss = spline_minima(log_n, log_loss)
+    d, _ = spline_minima(log_d, log_loss)
+    each = np.stack([n, d, loss], axis=1).reshape(len(losses), SPLINE_DRAWS, 3)
+    enough = np.isfinite(each).all(axis=2).sum(axis=1) >= SPLINE_DRAWS / 2
+    out = np.zeros((len(losses), 4))
+    out[:, :3] = np.nan
+    out[enough, :3] = np.nanmedian(each[enough], axis=1)
+    return out
+
+
+def _noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | None, noise_sd: float | None) -> Noise:
+    return Noise(noise_sd, 10**6, "given") if noise_sd is not None else estimate_noise(table, fit, surface)
+
+
+def _draw_sd(noise: Noise, k: int, generator: np.random.Generator) -> Array:
+    """[k] fp64 from the sampling distribution of the sd: few degrees of freedom give wide intervals."""
+    return noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, k))
 
 
 def _curve(table: RunTable, minimum: Minimum, rows: np.ndarray, loss: Array, near: int | None) -> Array:
@@ -132,84 +191,10 @@ def _vertices_of_rows(table: RunTable, fit: IsoFlopFit, counts: Array) -> Array:
     return out
 
 
-def _vertices_of_noise(table: RunTable, fit: IsoFlopFit, sd: Array, generator: np.random.Generator) -> Array:
-    """[k, budgets, 4] of the design with redrawn losses; one draw a run, shared by its rows."""
-    good = [m for m in fit.minima if m.ok]
+def _centre(table: RunTable, fit: IsoFlopFit) -> Array:
+    """[runs] fp64: each parabola's own loss at the points it used, the measured loss elsewhere."""
     centre = table.loss.copy()
-    for m in good:
-        centre[list(m.rows)] = m.at(table.n[list(m.rows)])
-    clusters = table.clusters
-    draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
-    losses = centre * np.exp(sd[:, None] * draws)
-    out = np.full((len(sd), len(good), 4), np.nan)
-    for j, m in enumerate(good):
-        rows = np.flatnonzero(np.isclose(table.budget, m.budget, rtol=1e-9))
-        for i in range(len(sd)):
-            out[i, j] = _curve(table, m, rows, losses[i, rows], fit.near)
-    return out
-
-
-def _add_scatter(fit: IsoFlopFit, vertices: Array, generator: np.random.Generator) -> Array:
-    """Adds the lines' residual variance that the noise does not explain to ln N*, ln D* and ln loss."""
-    good = [m for m in fit.minima if m.ok]
-    c = np.array([m.budget for m in good])
-    loss = np.array([m.loss for m in good])
-    out = vertices.copy()
-    dof = len(good) - 2
-    if dof < 1:
-        return out
-    residual_variance = (
-        fit.n_line.variance,
-        fit.d_line.variance,
-        float(np.sum(np.log(loss / fit.loss_law(c)) ** 2) / dof),
-    )
-    for column, total in enumerate(residual_variance):
-        explained = float(np.nanmean(np.nanvar(vertices[:, :, column], axis=0)))
-        excess = max(0.0, total - explained)
-        out[:, :, column] += np.sqrt(excess) * generator.standard_normal(vertices.shape[:2])
-    return out
-
-
-def _lines(fit: IsoFlopFit, vertices: Array, sd: Array, scheme: str) -> IsoFlopReplicates:
-    """Lines through each replicate's minima; replicates with fewer than 2 minima are NaN."""
-    c = np.array([m.budget for m in fit.minima if m.ok])
-    enough = np.isfinite(vertices[:, :, 0]).sum(axis=1) >= 2
-    log_k_n, a = _least_squares(np.log(c), vertices[:, :, 0], enough)
-    log_k_d, b = _least_squares(np.log(c), vertices[:, :, 1], enough)
-    log_k, slope = _least_squares(np.log(c), vertices[:, :, 2], enough)
-    loss_e = np.where(enough, 0.0, np.nan)
-    if fit.loss_law.form == "saturating":
-        loss_e, log_k, slope = _saturating_laws(c, vertices[:, :, 2])
-    with np.errstate(all="ignore"):
-        counts = np.maximum(np.isfinite(vertices[:, :, 3]).sum(axis=1), 1)
-        curvature = np.where(enough, np.nansum(vertices[:, :, 3], axis=1) / counts, np.nan)
-    failed = int((~enough).sum())
-    return IsoFlopReplicates(log_k_n, a, log_k_d, b, loss_e, log_k, -slope, curvature, sd, scheme, failed)
-
-
-def _least_squares(log_x: Array, log_y: Array, enough: np.ndarray) -> tuple[Array, Array]:
-    """Row-wise straight lines that skip NaN: intercepts [k], slopes [k]."""
-    use = np.isfinite(log_y)
-    count = np.maximum(use.sum(axis=1), 1)
-    y = np.where(use, log_y, 0.0)
-    mean_x = (use * log_x).sum(axis=1) / count
-    mean_y = y.sum(axis=1) / count
-    dx = np.where(use, log_x - mean_x[:, None], 0.0)
-    spread = np.where(enough, (dx**2).sum(axis=1), np.nan)
-    slope = (dx * y).sum(axis=1) / spread
-    return mean_y - slope * mean_x, slope
-
-
-def _saturating_laws(c: Array, log_loss: Array) -> tuple[Array, Array, Array]:
-    """Irreducible loss, ln k and -gamma per replicate; a power law where the replicate shows no irreducible loss."""
-    out = np.full((3, len(log_loss)), np.nan)
-    for i, row in enumerate(log_loss):
-        use = np.isfinite(row)
-        if use.sum() < 4:
-            continue
-        try:
-            law = fit_loss_law(c[use], np.exp(row[use]), "saturating")
-        except FitError:
-            law = fit_loss_law(c[use], np.exp(row[use]), "power")
-        out[:, i] = law.e, law.log_k, -law.gamma
-    return out[0], out[1], out[2]
+    for m in fit.minima:
+        if m.ok:
+            centre[list(m.rows)] = m.at(table.n[list(m.rows)])
+    return centre

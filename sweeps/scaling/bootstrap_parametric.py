@@ -1,4 +1,4 @@
-"""Bootstrap of approach 3; schemes are described in `bootstrap`."""
+"""Bootstrap of approach 3, under either objective; schemes are described in `bootstrap`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from sweeps.scaling.bootstrap import choose_scheme, draw_counts
 from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.parametric import GRADIENT_TOLERANCE, ParametricFit, Problem
 from sweeps.scaling.table import Array, RunTable
+from sweeps.scaling.varpro import LinearProblem
 
-# Rows of doubles in one batch: small enough to stay in cache-friendly memory.
-BATCH_VALUES = 500_000
+# Values (problems x rows) of one batch: its dozen temporaries stay in the cache.
+BATCH_VALUES = 60_000
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,20 @@ class ParametricReplicates:
 
 
 def bootstrap_parametric(
-    table: RunTable, fit: ParametricFit, rule: FlopRule, k: int = 1000, seed: int = 0, scheme: str = "auto"
+    table: RunTable,
+    fit: ParametricFit,
+    rule: FlopRule,
+    k: int = 1000,
+    seed: int = 0,
+    scheme: str = "auto",
+    kind: type[Problem] | type[LinearProblem] = Problem,
 ) -> ParametricReplicates:
-    """Refits approach 3 on k replicates, each started from the fit, all in batches.
+    """Refits a surface on k replicates, each started from the fit, all in batches.
 
     Args:
         k: replicates.
         seed: of the resampling; equal seeds give equal intervals.
+        kind: the objective: `Problem` (approach 3) or `varpro.LinearProblem`.
     """
     generator = np.random.default_rng(seed)
     used = choose_scheme(table, scheme)
@@ -66,9 +74,9 @@ def bootstrap_parametric(
     size = max(1, BATCH_VALUES // len(table))
     for first in range(0, k, size):
         count = min(size, k - first)
-        problem = _replicate_problem(table, fit, used, sd[first : first + count], generator)
+        problem = _replicate_problem(table, fit, used, sd[first : first + count], generator, kind)
         start = problem.centre(np.repeat(fit.theta[None], count, axis=0))
-        found = problem.minimize(start)
+        found = problem.refine(start)
         converged = found.gradient_norm <= 10 * GRADIENT_TOLERANCE * problem.gradient_scale()
         theta[first : first + count] = np.where(converged[:, None], problem.uncentre(found.x), np.nan)
     failed = int(np.isnan(theta[:, 0]).sum())
@@ -76,11 +84,16 @@ def bootstrap_parametric(
 
 
 def _replicate_problem(
-    table: RunTable, fit: ParametricFit, scheme: str, sd: Array, generator: np.random.Generator
-) -> Problem:
+    table: RunTable,
+    fit: ParametricFit,
+    scheme: str,
+    sd: Array,
+    generator: np.random.Generator,
+    kind: type[Problem] | type[LinearProblem],
+) -> Problem | LinearProblem:
     if scheme == "rows":
-        return Problem(table.n, table.d, table.loss, weights=draw_counts(table, len(sd), generator))
+        return kind(table.n, table.d, table.loss, weights=draw_counts(table, len(sd), generator))
     clusters = table.clusters
     draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
     log_loss = np.log(table.loss) + fit.residuals + sd[:, None] * draws
-    return Problem(table.n, table.d, table.loss, log_loss=log_loss)
+    return kind(table.n, table.d, table.loss, log_loss=log_loss)

@@ -83,6 +83,30 @@ class IsoFlopFit:
         """Exponent of D* in C."""
         return self.d_line.exponent
 
+    @property
+    def e(self) -> float:
+        """Irreducible loss of the loss law, nats per token; 0 where it has none."""
+        return self.loss_law.e
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What limits the fit, in words."""
+        refused = [f"{m.budget:.3g} FLOPs refused: {m.reason}" for m in self.minima if not m.ok]
+        if len([m for m in self.minima if m.ok]) < 3:
+            refused.append("2 minima: the exponent has no residual to judge it by")
+        return tuple(refused)
+
+    @property
+    def parameters(self) -> dict[str, float | str]:
+        """The fit's constants, for reports."""
+        return {
+            "k_n": float(np.exp(self.n_line.log_coefficient)),
+            "k_d": float(np.exp(self.d_line.log_coefficient)),
+            "loss_gamma": self.loss_law.gamma,
+            "loss_form": self.loss_law.form,
+            "curvature": self.curvature,
+        }
+
     def n_opt(self, c_flops: float) -> float:
         return float(self.n_line(np.float64(c_flops)))
 

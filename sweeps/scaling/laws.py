@@ -141,3 +141,54 @@ def _profile(log_c: Array, loss: Array, e: Array) -> tuple[Array, Array, Array]:
     fitted = e[:, None] + np.exp(intercept[:, None] + slope[:, None] * x)
     misfit = ((np.log(loss) - np.log(fitted)) ** 2).sum(axis=1)
     return misfit, intercept - slope * log_c.mean(), slope
+
+
+def saturating_laws(
+    c_flops: Array, log_loss: Array, e: Array, log_k: Array, slope: Array
+) -> tuple[Array, Array, Array]:
+    """Saturating laws of many replicates at once.
+
+    Args:
+        c_flops: [budgets] fp64. log_loss: [k, budgets] fp64; NaN where a minimum was refused.
+        e, log_k, slope: [k] fp64, the power laws that stay where a replicate shows no irreducible loss.
+
+    Returns:
+        e, ln k and -gamma, [k] each; NaN with fewer than 4 minima.
+    """
+    use = np.isfinite(log_loss)
+    out = np.stack([e, log_k, slope])
+    out[:, use.sum(axis=1) < 4] = np.nan
+    rows = np.flatnonzero(use.sum(axis=1) >= 4)
+    weight, y = use[rows], np.where(use[rows], log_loss[rows], 0.0)
+    high = np.where(weight, np.exp(y), np.inf).min(axis=1) * 0.999
+    low, largest, inside = np.zeros_like(high), high.copy(), np.ones(len(rows), dtype=bool)
+    share = np.linspace(0, 1, PROFILE_POINTS)
+    at = np.arange(len(rows))
+    for zoom in range(PROFILE_ZOOMS if len(rows) else 0):
+        grid = low[:, None] + (high - low)[:, None] * share
+        misfit, intercept, gradient = _masked_profile(np.log(c_flops), y, weight, grid)
+        best = misfit.argmin(axis=1)
+        if zoom == 0:
+            inside = (best > 0) & (best < PROFILE_POINTS - 1)
+        found = np.stack([grid[at, best], intercept[at, best], gradient[at, best]])
+        width = (high - low) / (PROFILE_POINTS - 1)
+        low, high = np.maximum(found[0] - width, 0.0), np.minimum(found[0] + width, largest)
+    if len(rows):
+        inside &= found[2] < 0
+        out[:, rows[inside]] = found[:, inside]
+    return out[0], out[1], out[2]
+
+
+def _masked_profile(log_c: Array, log_loss: Array, weight: Array, e: Array) -> tuple[Array, Array, Array]:
+    """`_profile` per row with its own e [k, m] and points (weight [k, budgets], True or False): [k, m] each."""
+    w = weight[:, None, :].astype(np.float64)
+    count = w.sum(axis=2)
+    x = log_c - ((weight * log_c).sum(axis=1) / count[:, 0])[:, None]
+    x = x[:, None, :] * w
+    y = np.where(weight[:, None, :], np.log(np.maximum(np.exp(log_loss)[:, None, :] - e[:, :, None], 1e-300)), 0.0)
+    mean = y.sum(axis=2) / count
+    slope = (x * y).sum(axis=2) / (x * x).sum(axis=2)
+    fitted = e[:, :, None] + np.exp(mean[:, :, None] + slope[:, :, None] * x)
+    misfit = (w * (log_loss[:, None, :] - np.log(fitted)) ** 2).sum(axis=2)
+    centre = (weight * log_c).sum(axis=1) / count[:, 0]
+    return misfit, mean - slope * centre[:, None], slope

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from sweeps.scaling.minimize import BatchMinimum, minimize_batch
+from sweeps.scaling.newton import newton_batch
 from sweeps.scaling.table import Array, FitError, RunTable
 
 DELTA = 1e-3
@@ -26,6 +27,7 @@ MIN_ROWS = 6
 GRADIENT_TOLERANCE = 1e-6
 AGREEMENT = 1e-5
 MIN_AGREEING = 2
+LARGEST_EXPONENT = 300.0
 # E below this share of the lowest loss is not told apart from 0.
 E_FLOOR = 1e-3
 
@@ -97,6 +99,10 @@ class Problem:
         log_n, log_d = np.log(n_params), np.log(d_tokens)
         self.n_mean, self.d_mean = float(log_n.mean()), float(log_d.mean())
         self.x, self.z = log_n - self.n_mean, log_d - self.d_mean
+        ones = np.ones_like(self.x)
+        self.powers_x = np.stack([ones, self.x, self.x**2], axis=1)
+        self.powers_z = np.stack([ones, self.z, self.z**2], axis=1)
+        self.mixed = np.stack([ones, self.x, self.z, self.x * self.z], axis=1)
         self.log_loss = np.log(loss)[None] if log_loss is None else log_loss
         self.weights = weights
         self.e_floor = float(np.log(E_FLOOR * loss.min()))
@@ -104,14 +110,11 @@ class Problem:
     def residuals(self, theta: Array) -> tuple[Array, Array, Array, Array]:
         """theta [m, 5] centred -> prediction of ln L [m, runs] and the three terms' shares of L, [m, runs] each."""
         a, b, e, alpha, beta = theta.T
-        e = np.maximum(e, self.e_floor)
-        first = a[:, None] - alpha[:, None] * self.x
-        second = b[:, None] - beta[:, None] * self.z
-        third = np.broadcast_to(e[:, None], first.shape)
-        top = np.maximum(np.maximum(first, second), third)
-        p1, p2, p3 = np.exp(first - top), np.exp(second - top), np.exp(third - top)
-        total = p1 + p2 + p3
-        return top + np.log(total), p1 / total, p2 / total, p3 / total
+        third = np.exp(np.maximum(e, self.e_floor))[:, None]
+        first = _exp(a[:, None] - alpha[:, None] * self.x)
+        second = _exp(b[:, None] - beta[:, None] * self.z)
+        total = first + second + third
+        return np.log(total), first / total, second / total, third / total
 
     def __call__(self, theta: Array, which: np.ndarray) -> tuple[Array, Array]:
         """Scaled objective [m] and gradient [m, 5] (both divided by delta^2)."""
@@ -131,6 +134,44 @@ class Problem:
             [s1.sum(1), s2.sum(1), np.where(free, (psi * p3).sum(1), 0.0), -s1 @ self.x, -s2 @ self.z], axis=1
         )
         return huber.sum(axis=1), gradient
+
+    def curved(self, theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
+        """Scaled objective [m], gradient [m, 5] and Hessian [m, 5, 5].
+
+        With shares p_k of the terms and g_k their logs' gradients, the gradient of ln L is sum_k p_k g_k and its
+        Hessian sum_k p_k g_k g_k^T - (grad)(grad)^T.
+        """
+        predicted, p1, p2, p3 = self.residuals(theta)
+        u = (predicted - (self.log_loss if len(self.log_loss) == 1 else self.log_loss[which])) / DELTA
+        psi = np.clip(u, -1, 1)
+        huber = psi * (u - 0.5 * psi)
+        inside = np.equal(u, psi) / DELTA**2
+        psi /= DELTA
+        if self.weights is not None:
+            w = self.weights if len(self.weights) == 1 else self.weights[which]
+            huber *= w
+            psi *= w
+            inside *= w
+        inside -= psi
+        q1, q2, q3, s1, s2 = inside * p1, inside * p2, inside * p3, psi * p1, psi * p2
+        pure1, pure2 = (q1 * p1 + s1) @ self.powers_x, (q2 * p2 + s2) @ self.powers_z
+        mixed, third1, third2 = (q1 * p2) @ self.mixed, (q1 * p3) @ self.powers_x, (q2 * p3) @ self.powers_z
+        first, second, third = s1 @ self.powers_x, s2 @ self.powers_z, np.einsum("mi,mi->m", psi, p3)
+        third33 = np.einsum("mi,mi->m", q3, p3) + third
+        free = theta[:, 2] > self.e_floor
+        third, third1, third2 = np.where(free, third, 0.0), third1 * free[:, None], third2 * free[:, None]
+        third33 = np.where(free, third33, 1.0)
+        gradient = np.stack([first[:, 0], second[:, 0], third, -first[:, 1], -second[:, 1]], axis=1)
+        hessian = np.empty((len(theta), 5, 5))
+        for (i, j), entry in {
+            (0, 0): pure1[:, 0], (0, 3): -pure1[:, 1], (3, 3): pure1[:, 2],
+            (1, 1): pure2[:, 0], (1, 4): -pure2[:, 1], (4, 4): pure2[:, 2],
+            (0, 1): mixed[:, 0], (1, 3): -mixed[:, 1], (0, 4): -mixed[:, 2], (3, 4): mixed[:, 3],
+            (0, 2): third1[:, 0], (2, 3): -third1[:, 1], (1, 2): third2[:, 0], (2, 4): -third2[:, 1],
+            (2, 2): third33,
+        }.items():  # fmt: skip
+            hessian[:, i, j] = hessian[:, j, i] = entry
+        return huber.sum(axis=1), gradient, hessian
 
     def gradient_scale(self) -> float:
         """Largest gradient the rows could give: every residual at the Huber loss's slope."""
@@ -152,8 +193,17 @@ class Problem:
         return out
 
     def minimize(self, start: Array, max_iterations: int = 500) -> BatchMinimum:
-        """Minimises every problem from its start, [m, 5] centred."""
+        """Minimises every problem from its start, [m, 5] centred, by BFGS: for starts that are far away."""
         return minimize_batch(self, start, GRADIENT_TOLERANCE * self.gradient_scale(), max_iterations)
+
+    def refine(self, start: Array) -> BatchMinimum:
+        """Minimises every problem from a start that is near, [m, 5] centred, by Newton steps."""
+        return newton_batch(self.curved, start, GRADIENT_TOLERANCE * self.gradient_scale())
+
+
+def _exp(exponent: Array) -> Array:
+    """exp that stays finite for the trial points of a line search."""
+    return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
 
 
 def huber_objective(table: RunTable, e: float, a_coef: float, b_coef: float, alpha: float, beta: float) -> float:
@@ -173,16 +223,16 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
         FitError: fewer than 6 rows, or sizes or tokens that do not vary, or a fit that is not certified
             (gradient too large, or starts that do not agree).
     """
-    _require_rows(table)
+    require_rows(table)
     problem = Problem(table.n, table.d, table.loss)
     found = problem.minimize(_starts(problem, table.loss, starts, seed))
     value, gradient, theta = _polish(problem, found)
     agreeing = int(np.sum(found.value <= value * (1 + AGREEMENT) + 1e-12 * len(table)))
     relative = float(np.abs(gradient).max() / problem.gradient_scale())
-    _certify(relative, agreeing, starts)
+    certify(relative, agreeing, starts)
     predicted = problem.residuals(theta[None])[0][0]
     a, b, e, alpha, beta = problem.uncentre(theta[None])[0]
-    flags = _flags(float(theta[2]) <= problem.e_floor + 1e-6, float(alpha), float(beta))
+    limits = flags(float(theta[2]) <= problem.e_floor + 1e-6, float(alpha), float(beta))
     return ParametricFit(
         e=float(np.exp(e)),
         a_coef=float(np.exp(a)),
@@ -194,16 +244,17 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
         agreeing=agreeing,
         starts=starts,
         residuals=predicted - np.log(table.loss),
-        flags=flags,
+        flags=limits,
     )
 
 
-def _require_rows(table: RunTable) -> None:
+def require_rows(table: RunTable, form: str = "parametric") -> None:
+    """Raises FitError unless there are 6 runs or more with 3 distinct N and 3 distinct D."""
     if len(table) < MIN_ROWS:
-        raise FitError(f"parametric needs {MIN_ROWS} runs or more for 5 constants, got {len(table)}")
+        raise FitError(f"{form} needs {MIN_ROWS} runs or more for its constants, got {len(table)}")
     for name, values in (("N", table.n), ("D", table.d)):
         if len(np.unique(np.round(np.log(values), 6))) < 3:
-            raise FitError(f"parametric needs 3 distinct {name} or more; add runs that differ in {name}")
+            raise FitError(f"{form} needs 3 distinct {name} or more; add runs that differ in {name}")
 
 
 def _starts(problem: Problem, loss: Array, count: int, seed: int) -> Array:
@@ -233,22 +284,24 @@ def _polish(problem: Problem, found: BatchMinimum) -> tuple[float, Array, Array]
     return value, gradient, theta
 
 
-def _certify(relative_gradient: float, agreeing: int, starts: int) -> None:
-    if relative_gradient > 10 * GRADIENT_TOLERANCE:
-        raise FitError(f"parametric did not converge: relative gradient {relative_gradient:.1e} at the best point")
+def certify(relative_gradient: float, agreeing: int, starts: int, form: str = "parametric") -> None:
+    """Raises FitError for a fit that did not converge: its gradient is not small, or no other start agrees."""
+    if not relative_gradient <= 10 * GRADIENT_TOLERANCE:
+        raise FitError(f"{form} did not converge: relative gradient {relative_gradient:.1e} at the best point")
     if agreeing < min(MIN_AGREEING, starts):
         raise FitError(
-            f"parametric did not converge: {agreeing} of {starts} starts reach the best objective; use more starts"
+            f"{form} did not converge: {agreeing} of {starts} starts reach the best objective; use more starts"
         )
 
 
-def _flags(e_at_floor: bool, alpha: float, beta: float) -> tuple[str, ...]:
-    flags = []
+def flags(e_at_floor: bool, alpha: float, beta: float) -> tuple[str, ...]:
+    """What limits a surface with these constants, in words."""
+    found = []
     if e_at_floor:
-        flags.append("E at its bound (0): these runs do not show an irreducible loss")
+        found.append("E at its bound (0): these runs do not show an irreducible loss")
     for name, value in (("alpha", alpha), ("beta", beta)):
         if value <= 0:
-            flags.append(f"{name} is not positive: loss does not fall with {'N' if name == 'alpha' else 'D'}")
+            found.append(f"{name} is not positive: loss does not fall with {'N' if name == 'alpha' else 'D'}")
         elif value > 2:
-            flags.append(f"{name} above 2: not identified by these runs")
-    return tuple(flags)
+            found.append(f"{name} above 2: not identified by these runs")
+    return tuple(found)

@@ -9,7 +9,7 @@ from lm.config import ModelConfig
 from lm.plan import flops_per_token, n_params
 from sweeps.scaling.minimize import minimize_batch
 from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
-from sweeps.scaling.parametric import Problem, _certify, fit_parametric, huber_objective
+from sweeps.scaling.parametric import Problem, certify, fit_parametric, huber_objective
 from sweeps.scaling.table import FitError, Run, RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, chinchilla, grid, surface
 
@@ -93,10 +93,10 @@ def test_too_little_data_is_refused(runs: list[Run], message: str) -> None:
 
 def test_fits_that_are_not_certified_are_errors() -> None:
     with pytest.raises(FitError, match=r"relative gradient 1.0e-03"):
-        _certify(relative_gradient=1e-3, agreeing=40, starts=48)
+        certify(relative_gradient=1e-3, agreeing=40, starts=48)
     with pytest.raises(FitError, match="1 of 48 starts reach the best objective"):
-        _certify(relative_gradient=1e-9, agreeing=1, starts=48)
-    _certify(relative_gradient=1e-9, agreeing=2, starts=48)
+        certify(relative_gradient=1e-9, agreeing=1, starts=48)
+    certify(relative_gradient=1e-9, agreeing=2, starts=48)
 
 
 def test_batched_minimiser_solves_different_problems_at_once() -> None:
