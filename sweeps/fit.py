@@ -93,9 +93,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def add_run_arguments(p: argparse.ArgumentParser) -> None:
-    """Options that `sweeps.fit` and `sweeps.forecast` share: which runs, and how to fit them."""
-    p.add_argument("--runs", required=True, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
+def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None:
+    """Options that `sweeps.fit`, `sweeps.forecast` and `sweeps.report` share: which runs, and how to fit them."""
+    p.add_argument("--runs", required=required, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
     p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"])
     for key, meaning in (
         ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),
