@@ -17,7 +17,7 @@ from typing import Any
 
 from recipes.command import command_parser, exit_status
 from sweeps.fit_report import FitReport
-from sweeps.records import PARENT, read_runs
+from sweeps.records import OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
@@ -100,6 +100,7 @@ def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None
     for key, meaning in (
         ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),
         ("budget", "IsoFLOP budget (without it: grouped by FLOPs)"), ("run", "name of the run"),
+        *((key, key.replace("_", " ")) for key in OPTIONAL_COLUMNS),
     ):  # fmt: skip
         p.add_argument(f"--columns.{key}", metavar="NAME", help=f"column of {meaning}")
     p.add_argument("--where", metavar="EXPR", help="keep rows for which this holds, e.g. 'd_model > 32 and seed == 0'")
@@ -133,7 +134,7 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
         None if arguments.near == "all" else int(arguments.near),
         arguments.max_excess,
         arguments.noise_sd,
-        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run")},
+        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run", *OPTIONAL_COLUMNS)},
         arguments.where,
         source.removeprefix("mlflow:") if log else None,
         arguments.sweep,

@@ -146,7 +146,7 @@ def make_forecast(
         c = training_flops(model, d, sequence_length, flops_name)
         if max(n / n_opt, n_opt / n) > FAR_FROM_OPTIMUM:
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
-    loss = result.model.loss_at(n, d, c)
+    loss = result.expected_loss(n, d, c)
     ends, rivals = _interval(report, result, n, d, c)
     flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
     error = result.holdout.error_at(c, result.budgets)

@@ -35,6 +35,16 @@ MLFLOW_COLUMNS = {
     "run": "cell_id",
 }
 REQUIRED = ("n", "d", "loss")
+# Columns that become typed attributes of a run, with the names they go by; the first that is there counts.
+OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "lr": ("lr",),
+    "batch_tokens": ("batch_tokens", "global_batch_tokens"),
+    "d_model": ("d_model",),
+    "n_layers": ("n_layers",),
+    "n_non_embedding": ("n_params_non_embedding", "N_non_embedding", "n_non_embedding"),
+    "unique_tokens": ("unique_tokens", "U_unique_tokens"),
+    "source": ("source",),
+}
 
 
 def read_runs(
@@ -48,7 +58,8 @@ def read_runs(
 
     Args:
         source: a CSV file, or `mlflow:EXPERIMENT`.
-        columns: column names to use in place of the defaults, keys n, d, c, loss, budget, run.
+        columns: column names to use in place of the defaults, keys n, d, c, loss, budget, run and those of
+            OPTIONAL_COLUMNS.
         where: an expression over columns; rows for which it is false are left out.
         tracking_uri: of MLflow; None takes MLFLOW_TRACKING_URI, else sqlite:///mlflow.db here.
         parent_run_id: only cells of this sweep; None takes all cells of the experiment.
@@ -97,12 +108,16 @@ def _resolve(
             names[key] = name
         elif key in given or key in REQUIRED:
             raise ValueError(f"{place} has no column {name!r} (--columns.{key}); it has {', '.join(header)}")
+    for key in OPTIONAL_COLUMNS.keys() & given.keys():
+        if given[key] not in header:
+            raise ValueError(f"{place} has no column {given[key]!r} (--columns.{key}); it has {', '.join(header)}")
+        names[key] = given[key]
     return names
 
 
 def _run(label: str, row: Mapping[str, object], names: Mapping[str, str]) -> Run:
     value = {key: _number(row.get(names[key]), names[key]) for key in ("n", "d", "c", "loss", "budget") if key in names}
-    used = set(names.values())
+    used = {name for key, name in names.items() if key not in OPTIONAL_COLUMNS}
     return Run(
         run=label,
         n_params=value["n"],
@@ -111,7 +126,21 @@ def _run(label: str, row: Mapping[str, object], names: Mapping[str, str]) -> Run
         loss=value["loss"],
         budget=value.get("budget"),
         extra={key: item for key, item in row.items() if key not in used},
+        **_optional(row, names),
     )
+
+
+def _optional(row: Mapping[str, object], names: Mapping[str, str]) -> dict[str, Any]:
+    """Typed attributes of a run: numbers that are not finite or not numbers count as missing."""
+    found: dict[str, Any] = {}
+    for key, defaults in OPTIONAL_COLUMNS.items():
+        candidates = (names[key],) if key in names else defaults
+        value = next((row[name] for name in candidates if row.get(name) not in (None, "")), None)
+        if key == "source":
+            found[key] = None if value is None else str(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[key] = float(value)
+    return found
 
 
 def _number(value: object, name: str) -> float:
@@ -206,10 +235,15 @@ def read_mlflow(
 
 
 def _row(mlflow_client: Any, run: Any) -> dict[str, object]:
-    """Params and metrics by name; metrics win. Diverged metrics come back as NaN or as the largest double."""
+    """Params and metrics by name; metrics win, but for the learning rate, whose metric ends where the decay ends.
+
+    Diverged metrics come back as NaN or as the largest double.
+    """
     row: dict[str, object] = {key: parse(text) for key, text in run.data.params.items()}
     row[PARENT] = run.data.tags.get("mlflow.parentRunId")
     for key, value in latest(mlflow_client, run).items():
+        if key == "lr" and key in row:
+            continue
         row[key] = math.inf if value >= LARGEST_LOSS else value
     return row
 

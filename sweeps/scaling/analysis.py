@@ -18,8 +18,6 @@ from sweeps.scaling.table import Array, FitError, RunTable
 __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
 
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
-# Holdout errors are one to three numbers, so their spread is wider than their size: see docs/scaling.md.
-HOLDOUT_FACTOR = 2.0
 NO_INTERVAL = Interval(float("nan"), float("nan"))
 
 
@@ -82,20 +80,28 @@ class Result:
     budgets: Array
     bias: Bias | None = None
 
+    def expected_loss(self, n_params: float, d_tokens: float, c_flops: float) -> float:
+        """Loss expected of a planned run, nats per token: the model's, less its known bias (approach 2's loss law)."""
+        loss = self.model.loss_at(n_params, d_tokens, c_flops)
+        if self.replicates is None or self.replicates.scheme != "surface":
+            return loss
+        middle = float(np.nanmedian(self.replicates.loss_at(n_params, d_tokens, c_flops)))
+        return loss if np.isnan(middle) else middle
+
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
 
-        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by twice
-        the relative holdout error at that distance from the grid.
+        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by what
+        the holdout errors show beyond that, scaled to the target's distance from the grid.
         """
         if self.replicates is None:
             return NO_INTERVAL
         loss = self.replicates.loss_at(n_params, d_tokens, c_flops)
         noise = np.random.default_rng(seed + 1).standard_normal(len(loss)) * self.replicates.noise_sd
         drawn = interval(loss * np.exp(noise))
-        centre = self.model.loss_at(n_params, d_tokens, c_flops)
-        error = self.holdout.error_at(c_flops, self.budgets)
-        return widen(drawn, centre, 0.0 if np.isnan(error) else HOLDOUT_FACTOR * error * centre)
+        centre = self.expected_loss(n_params, d_tokens, c_flops)
+        excess = self.holdout.excess_at(c_flops, self.budgets)
+        return widen(drawn, centre, 0.0 if np.isnan(excess) else excess * centre)
 
 
 @dataclass(frozen=True)
@@ -195,6 +201,8 @@ def _result(
     flags = list(model.flags)
     replicates = _draws(approach, table, model, bootstrap, options, flags)
     holdout = _holdout(approach, table, minima, options, flags)
+    if approach.holdout_errors is not None and replicates is not None:
+        holdout = holdout.with_expected(approach.holdout_errors(table, model, replicates, options))
     result = Result(
         approach=approach.name,
         a=model.a,
@@ -243,7 +251,8 @@ def _holdout(
 
 def _decide(result: Result, budget: float, seed: int) -> Decision:
     model = result.model
-    n, d, loss = model.n_opt(budget), model.d_opt(budget), model.loss_opt(budget)
+    n, d = model.n_opt(budget), model.d_opt(budget)
+    loss = result.expected_loss(n, d, budget)
     n_interval = d_interval = NO_INTERVAL
     if result.replicates is not None:
         n_values, d_values, _ = result.replicates.decision(budget)

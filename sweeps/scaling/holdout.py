@@ -9,7 +9,7 @@ root mean square.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,8 @@ from sweeps.scaling.table import Array, FitError, RunTable
 
 MAX_ROLLING = 3
 MIN_BUDGETS = 2
+MIN_SIMULATED = 20
+HOLDOUT_FACTOR = 2.0
 
 
 class Predictor(Protocol):
@@ -40,6 +42,8 @@ class HoldoutPoint:
         error: predicted / measured - 1.
         reach: extrapolation this took, see `reach`.
         n_ratio: predicted N* over the vertex; NaN where the curve is refused.
+        expected, expected_sd: mean and sd of the error that noise and the fit's known bias alone would give; NaN
+            where that is not known.
     """
 
     budget: float
@@ -49,6 +53,8 @@ class HoldoutPoint:
     error: float
     reach: float
     n_ratio: float
+    expected: float = float("nan")
+    expected_sd: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,36 @@ class Holdout:
         per_reach = np.array([p.error / p.reach for p in self.points])
         size = float(max(abs(per_reach[-1]), np.sqrt(np.mean(per_reach**2))))
         return size * max(reach(budgets, c_flops), self.points[-1].reach)
+
+    def excess_at(self, c_flops: float, budgets: Array) -> float:
+        """Half-width, relative to the loss, that errors beyond what noise and known bias explain add at a target.
+
+        Twice the root mean square of the excess, each error's divided by its reach and multiplied by the target's:
+        one to three errors say little about their own spread. An error whose expectation is not known counts whole.
+        NaN without points.
+        """
+        if not self.points:
+            return float("nan")
+        known = [np.isfinite(p.expected_sd) for p in self.points]
+        squares = [
+            ((p.error - p.expected) ** 2 - p.expected_sd**2 if k else p.error**2) / p.reach**2
+            for p, k in zip(self.points, known, strict=True)
+        ]
+        size = HOLDOUT_FACTOR * float(np.sqrt(max(0.0, float(np.mean(squares)))))
+        return size * max(reach(budgets, c_flops), self.points[-1].reach)
+
+    def with_expected(self, errors: Callable[[float, float], Array | None]) -> Holdout:
+        """The same with each point's expected error, from (from_budget, budget) -> simulated errors [k] or None."""
+        points = []
+        for p in self.points:
+            drawn = errors(p.from_budget, p.budget)
+            finite = np.empty(0) if drawn is None else drawn[np.isfinite(drawn)]
+            if len(finite) >= MIN_SIMULATED:
+                # Robust: a few replicates without an optimum nearby must not set the scale.
+                low, middle, high = np.percentile(finite, [15.87, 50, 84.13])
+                p = replace(p, expected=float(middle), expected_sd=float(high - low) / 2)
+            points.append(p)
+        return Holdout(tuple(points), self.reason)
 
 
 def reach(budgets: Array, c_flops: float) -> float:

@@ -110,7 +110,7 @@ class Problem:
     def residuals(self, theta: Array) -> tuple[Array, Array, Array, Array]:
         """theta [m, 5] centred -> prediction of ln L [m, runs] and the three terms' shares of L, [m, runs] each."""
         a, b, e, alpha, beta = theta.T
-        third = np.exp(np.maximum(e, self.e_floor))[:, None]
+        third = _exp(np.maximum(e, self.e_floor))[:, None]
         first = _exp(a[:, None] - alpha[:, None] * self.x)
         second = _exp(b[:, None] - beta[:, None] * self.z)
         total = first + second + third

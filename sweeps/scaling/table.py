@@ -39,7 +39,11 @@ class Run:
         c_flops: C, training FLOPs under the convention the table names.
         loss: nats per token.
         budget: FLOPs of the IsoFLOP curve the run belongs to; None when the design has no budgets.
-        extra: further columns (lr, d_model, seed, source, ...), as they came.
+        extra: further columns (seed, n_heads, ...), as they came; the ones below are in it too.
+        lr: peak learning rate. batch_tokens: global batch, tokens.
+        d_model, n_layers: width and depth. n_non_embedding: parameters of the blocks alone.
+        unique_tokens: tokens of the training data that are not repeats; None when nothing is repeated or known.
+        source: name of the training data.
     """
 
     run: str
@@ -49,6 +53,13 @@ class Run:
     loss: float
     budget: float | None = None
     extra: dict[str, object] = field(default_factory=dict)
+    lr: float | None = None
+    batch_tokens: float | None = None
+    d_model: float | None = None
+    n_layers: float | None = None
+    n_non_embedding: float | None = None
+    unique_tokens: float | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,11 @@ class RunTable:
         """[runs] fp64, nats per token."""
         return np.array([r.loss for r in self.runs], dtype=np.float64)
 
+    def optional(self, name: str) -> Array:
+        """[runs] fp64 of an optional column (lr, batch_tokens, unique_tokens, ...); NaN where a run has none."""
+        values = [getattr(run, name) for run in self.runs]
+        return np.array([float("nan") if value is None else float(value) for value in values], dtype=np.float64)
+
     @property
     def clusters(self) -> NDArray[np.int64]:
         """[runs] int64, equal for rows of one run: the unit of every resampling."""
@@ -178,10 +194,16 @@ def _why_unusable(run: Run) -> str | None:
 
 def _group_by_flops(c_flops: Array) -> Array:
     """Single-link groups in ln C; each row gets its group's geometric mean."""
-    order = np.argsort(c_flops)
-    log_c = np.log(c_flops[order])
-    group = np.concatenate([[0], np.cumsum(np.diff(log_c) > BUDGET_GAP)]) if len(log_c) else np.zeros(0)
-    budget = np.empty_like(c_flops)
+    group, budget = group_logs(c_flops), np.empty_like(c_flops)
     for g in np.unique(group):
-        budget[order[group == g]] = math.exp(log_c[group == g].mean())
+        budget[group == g] = math.exp(np.log(c_flops[group == g]).mean())
     return budget
+
+
+def group_logs(values: Array, gap: float = BUDGET_GAP) -> NDArray[np.int64]:
+    """[rows] int64: number of each row's single-link group in ln of positive values, ascending."""
+    order = np.argsort(values)
+    group = np.zeros(len(values), dtype=np.int64)
+    if len(values):
+        group[order] = np.concatenate([[0], np.cumsum(np.diff(np.log(values[order])) > gap)])
+    return group

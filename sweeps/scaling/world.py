@@ -2,10 +2,10 @@
 
 Approach 2's parabola is biased even without noise, by an amount that depends on the grid and on the surface ("Problems
 with Chinchilla Approach 2", Open Athena), and no resampling of its own points shows that. So its replicates are made
-here: constants of L = E + A / N^alpha + B / D^beta are drawn around the fit of the user's runs; losses with noise follow
-on the user's design; approach 2 is fitted to them; and its miss of the drawn surface's own optimum is known. That miss,
-taken off the user's estimate, is a draw of the truth (the basic bootstrap, Davison and Hinkley 1997, section 5.2.1,
-with bias and noise together).
+here: constants of L = E + A / N^alpha + B / D^beta are drawn around the fit of the user's runs; losses with noise
+follow on the user's design; approach 2 is fitted to them; and its miss of the drawn surface's own optimum is known. That
+miss, taken off the user's estimate, is a draw of the truth (the basic bootstrap, Davison and Hinkley 1997, section
+5.2.1, with bias and noise together).
 """
 
 from __future__ import annotations

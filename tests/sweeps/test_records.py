@@ -155,3 +155,17 @@ def test_cells_of_several_sweeps_are_told(store: str, capsys: pytest.CaptureFixt
     table = read_runs("mlflow:grid", tracking_uri=store)
     warn_of_mixture(table)
     assert "of 2 sweeps are fitted together; take one with --sweep RUN_ID, of other, sweep" in capsys.readouterr().err
+
+
+def test_optional_columns_become_typed_attributes(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("N_params,D_tokens,loss,lr,global_batch_tokens,U_unique_tokens,width,source\n"
+                    "1000,1e6,3.5,3e-4,2048,5e5,64,wiki\n2000,5e5,3.4,,x,,128,\n")  # fmt: skip
+    table = read_runs(str(path), {"d_model": "width"})
+    first, second = table.runs
+    assert (first.lr, first.batch_tokens, first.unique_tokens, first.d_model) == (3e-4, 2048, 5e5, 64)
+    assert (first.source, first.n_layers) == ("wiki", None)
+    assert (second.lr, second.batch_tokens, second.unique_tokens, second.source) == (None, None, None, None)
+    assert first.extra["lr"] == 3e-4 and math.isnan(table.optional("lr")[1])
+    with pytest.raises(ValueError, match=r"no column 'depth' \(--columns.n_layers\)"):
+        read_runs(str(path), {"n_layers": "depth"})
