@@ -1,0 +1,201 @@
+"""What a planned run should reach, from a fit of smaller runs: size, tokens and loss with a 95% interval."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lm.config import ModelConfig
+from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_for_budget, training_flops
+from sweeps.fit_report import FitReport, quantity
+from sweeps.scaling.analysis import NOTE, Result
+from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.table import RunTable
+
+FAR_FROM_OPTIMUM = 1.5
+# Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
+RIVAL_FLOOR = 0.005
+RIVAL_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A prediction, fixed before the run.
+
+    Attributes:
+        forecast_id: see `forecast_id`; also the tag `scalewright.forecast_id` of both MLflow runs, the forecast's and
+            the training run's.
+        approach: the fit it stands on.
+        budget: target FLOPs. n_opt, d_opt: the fit's optimum there, parameters and tokens.
+        model: the planned shape; None when no candidates were given (then N and D are the optimum's).
+        n_params, d_tokens, c_flops: of the planned run, under the conventions named.
+        loss, loss_lo, loss_hi: predicted at (n_params, d_tokens), nats per token, 95%.
+        holdout_err: relative error taken into the interval.
+        flags: what to know before trusting it.
+        mlflow_run_id: where it is written down; empty before.
+    """
+
+    forecast_id: str
+    approach: str
+    budget: float
+    n_opt: float
+    d_opt: float
+    model: ModelConfig | None
+    n_params: float
+    d_tokens: float
+    c_flops: float
+    loss: float
+    loss_lo: float
+    loss_hi: float
+    holdout_err: float
+    flops_convention: str
+    n_convention: str
+    flags: tuple[str, ...] = ()
+    mlflow_run_id: str = ""
+
+    def text(self) -> str:
+        """A few lines for people."""
+        shape = self.model
+        at = f", shape d_model {shape.d_model}, n_layers {shape.n_layers}, n_heads {shape.n_heads}" if shape else ""
+        lines = [
+            f"forecast {self.forecast_id} by {self.approach} for {self.budget:.3g} FLOPs ({self.flops_convention})",
+            f"  optimum: N* {quantity(self.n_opt)} parameters, D* {quantity(self.d_opt)} tokens",
+            f"  planned: N {quantity(self.n_params)}, D {quantity(self.d_tokens)}, {self.c_flops:.4g} FLOPs{at}",
+            f"  loss {self.loss:.3f} nats per token, 95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
+            f" (holdout error {self.holdout_err:.1%} taken in)",
+        ]
+        return "\n".join([*lines, *(f"  note: {flag}" for flag in self.flags), f"  {NOTE}"])
+
+
+def nearest_shape(candidates: Sequence[ModelConfig], n_opt: float, convention: str = "matmul") -> ModelConfig:
+    """The candidate whose N is nearest to N* in ln N.
+
+    Raises:
+        ValueError: no candidates.
+    """
+    if not candidates:
+        raise ValueError("no candidate shapes to choose from; give at least one")
+    return min(candidates, key=lambda config: abs(math.log(n_params(config, convention) / n_opt)))
+
+
+def make_forecast(
+    report: FitReport,
+    budget: float,
+    candidates: Sequence[ModelConfig] = (),
+    sequence_length: int | None = None,
+    global_batch_tokens: int | None = None,
+    approach: str | None = None,
+    flops_convention: str | None = None,
+    n_convention: str | None = None,
+) -> Forecast:
+    """Chooses the run for a budget and predicts its loss at its own N and D.
+
+    Args:
+        report: the fit. budget: FLOPs.
+        candidates: shapes that could be trained; empty predicts at the optimum itself.
+        sequence_length: tokens; needed with candidates, to count their FLOPs.
+        global_batch_tokens: rounds D to whole steps; None leaves it exact.
+        approach: which fit; None takes the preferred one.
+        flops_convention, n_convention: of `lm.plan`; None takes the table's if `lm.plan` knows it, else the defaults.
+
+    Raises:
+        ValueError: candidates without a sequence length, an approach the report lacks, a budget that is not positive.
+    """
+    if not budget > 0:
+        raise ValueError(f"budget must be positive, got {budget}")
+    if approach is not None and approach not in report.analysis.results:
+        reason = report.analysis.refused.get(approach, "it was not fitted")
+        raise ValueError(f"no {approach} fit to forecast from: {reason}")
+    result = report.analysis.results[approach] if approach else report.best
+    table = report.analysis.table
+    flops_name = flops_convention or _known(table.convention, DEFAULT_FLOP_CONVENTION)
+    n_name = n_convention or _known(table.n_convention, "matmul")
+    n_opt, d_opt = result.model.n_opt(budget), result.model.d_opt(budget)
+    flags = list(result.flags)
+    model, n, d, c = None, n_opt, d_opt, budget
+    if candidates:
+        if sequence_length is None:
+            raise ValueError("candidate shapes need sequence_length, to count their FLOPs")
+        model = nearest_shape(candidates, n_opt, n_name)
+        n = float(n_params(model, n_name))
+        d = _tokens(model, budget, sequence_length, global_batch_tokens, flops_name)
+        c = training_flops(model, d, sequence_length, flops_name)
+        if max(n / n_opt, n_opt / n) > FAR_FROM_OPTIMUM:
+            flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
+    loss = result.expected_loss(n, d, c)
+    ends, rivals = _interval(report, result, n, d, c)
+    flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
+    error = result.holdout.error_at(c, result.budgets)
+    identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
+    return Forecast(
+        identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
+        error, flops_name, n_name, tuple(flags),
+    )  # fmt: skip
+
+
+def forecast_id(
+    table: RunTable, approach: str, budget: float, model: ModelConfig | None, d_tokens: float, names: tuple[str, str]
+) -> str:
+    """12 hex digits over what a forecast is made from: the runs and their losses, the approach, the planned run."""
+    rows = sorted((r.run, r.n_params, r.d_tokens, r.c_flops, r.loss) for r in table.runs)
+    plan = [asdict(model), d_tokens] if model else None
+    content = json.dumps([rows, approach, budget, plan, names], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _interval(report: FitReport, result: Result, n: float, d: float, c: float) -> tuple[Interval, list[str]]:
+    """Interval of the chosen fit, stretched over every other form that predicted the held-out budgets about as well.
+
+    A bootstrap knows the noise inside one form. Which form holds beyond the grid is a doubt of its own: where the
+    held-out budgets cannot tell two forms apart, the run may come out as either says.
+
+    Returns:
+        the interval, and the names of the other approaches it covers.
+    """
+    ends, rivals = result.forecast_interval(n, d, c), []
+    limit = max(RIVAL_FACTOR * result.holdout.relative_error, RIVAL_FLOOR)
+    for name, other in report.analysis.results.items():
+        if name == result.approach or other.flags or not other.holdout.relative_error <= limit:
+            continue
+        theirs = other.forecast_interval(n, d, c)
+        ends = Interval(min(ends.low, theirs.low), max(ends.high, theirs.high))
+        rivals.append(name)
+    return ends, rivals
+
+
+def _known(convention: str, default: str) -> str:
+    from lm.plan import FLOP_CONVENTIONS, PARAMETER_CONVENTIONS
+
+    return convention if convention in FLOP_CONVENTIONS or convention in PARAMETER_CONVENTIONS else default
+
+
+def _tokens(
+    model: ModelConfig, budget: float, sequence_length: int, global_batch_tokens: int | None, convention: str
+) -> float:
+    if global_batch_tokens is None:
+        return tokens_for_budget(model, budget, sequence_length, convention)
+    steps = steps_for_budget(model, budget, sequence_length, global_batch_tokens, convention)
+    return float(steps * global_batch_tokens)
+
+
+def read_shapes(path: Path) -> list[ModelConfig]:
+    """Candidate shapes from YAML: a list of `lm.config.ModelConfig` arguments.
+
+    Raises:
+        ValueError: missing file, not a list, or arguments that make no model.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise ValueError(f"no file {path}; give a YAML list of model shapes")
+    items = yaml.safe_load(path.read_text())
+    if not isinstance(items, list):
+        raise ValueError(f"{path} must hold a list of shapes (vocab_size, d_model, n_layers, n_heads, ...)")
+    try:
+        return [ModelConfig(**item) for item in items]
+    except TypeError as error:
+        raise ValueError(f"{path}: a shape cannot be read: {error}") from None
