@@ -31,6 +31,7 @@ from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+from sweeps.kind import SweepKind
 from sweeps.leftovers import remove_leftovers
 
 
@@ -79,16 +80,29 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
+    corpus = read_corpus(config.data.dir)
+    budgets = " ".join(f"{budget:g}" for budget in sorted(config.budgets))
+    kind = SweepKind(parent_params={"budgets": budgets, "config": json.dumps(asdict(config), sort_keys=True)})
+    return run_grid(config, corpus, build_grid(config, corpus), kind, resume, cores)
+
+
+def run_grid(
+    config: SweepConfig,
+    corpus: Corpus,
+    cells: list[Cell],
+    kind: SweepKind,
+    resume: bool = False,
+    cores: int | None = None,
+) -> SweepResult:
+    """Run what is missing of these cells, as run_sweep does for those of an IsoFLOP grid."""
     from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
-    corpus = read_corpus(config.data.dir)
-    cells = build_grid(config, corpus)
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     uri = absolute_uri(tracking_uri())
     check_store(uri)
     with exclusive(_lock_file(uri, config), f"another command runs sweep {config.name}: wait for it, or stop it first"):
-        return _run_missing(config, corpus, cells, uri, resume, cores)
+        return _run_missing(config, corpus, cells, kind, uri, resume, cores)
 
 
 def _lock_file(uri: str, config: SweepConfig) -> Path:
@@ -98,7 +112,13 @@ def _lock_file(uri: str, config: SweepConfig) -> Path:
 
 
 def _run_missing(
-    config: SweepConfig, corpus: Corpus, cells: list[Cell], uri: str, resume: bool, cores: int | None
+    config: SweepConfig,
+    corpus: Corpus,
+    cells: list[Cell],
+    kind: SweepKind,
+    uri: str,
+    resume: bool,
+    cores: int | None,
 ) -> SweepResult:
     from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger
     from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
@@ -112,10 +132,10 @@ def _run_missing(
     utilisation = None
     if choice.missing:
         _check_room(config, cores or _cores())
-        parent = choice.run_id or _new_parent(ledger, config, cells)
+        parent = choice.run_id or _new_parent(ledger, config, cells, kind)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        utilisation = _run_cells(ledger, config, cells, choice.missing, parent, cores or _cores())
+        utilisation = _run_cells(ledger, config, cells, choice.missing, kind, parent, cores or _cores())
     else:
         parent = choice.run_id or ""
     rows = result_rows(ledger, parent, cells)
@@ -141,22 +161,27 @@ def _cores() -> int:
     return usable_cores()
 
 
-def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell]) -> str:
+def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell], kind: SweepKind) -> str:
     from recipes.version import git_commit
 
     params = {
         "sweep": config.name,
         "cells": len(cells),
-        "budgets": " ".join(f"{budget:g}" for budget in sorted(config.budgets)),
         "git_commit": git_commit(),
-        "config": json.dumps(asdict(config), sort_keys=True),
+        **kind.parent_params,
     }
-    note = f"IsoFLOP sweep `{config.name}`: {len(cells)} cells.\n\n```\n{grid_table(cells)}\n```"
+    note = f"{kind.title} `{config.name}`: {len(cells)} cells.\n\n```\n{kind.table(cells)}\n```"
     return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
 
 
 def _run_cells(
-    ledger: Any, config: SweepConfig, cells: Sequence[Cell], missing: Sequence[Cell], parent: str, cores: int
+    ledger: Any,
+    config: SweepConfig,
+    cells: Sequence[Cell],
+    missing: Sequence[Cell],
+    kind: SweepKind,
+    parent: str,
+    cores: int,
 ) -> float:
     from plugins.loggers.sweep_ledger import this_driver
     from sweeps.ray_session import ray_session
@@ -167,7 +192,7 @@ def _run_cells(
     try:
         with ray_session(cores, config.resources.cpus) as session, _interruptible():
             ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
-            compute_seconds = run_trials(ledger, config, missing, parent, done_before=len(cells) - len(missing))
+            compute_seconds = run_trials(ledger, config, missing, parent, len(cells) - len(missing), kind)
             wall_seconds = time.perf_counter() - started
     except KeyboardInterrupt:
         ledger.supersede(ledger.cells(parent))

@@ -10,11 +10,17 @@ from typing import Any
 from plugins.loggers.sweep_ledger import SweepLedger
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
+from sweeps.kind import SweepKind
 from sweeps.trial import CellTrial, trial_spec
 
 
 def run_trials(
-    ledger: SweepLedger, config: SweepConfig, cells: Sequence[Cell], parent_run_id: str, done_before: int
+    ledger: SweepLedger,
+    config: SweepConfig,
+    cells: Sequence[Cell],
+    parent_run_id: str,
+    done_before: int,
+    kind: SweepKind,
 ) -> float:
     """Run the cells in the given order, as many at a time as Ray has room for.
 
@@ -27,14 +33,18 @@ def run_trials(
     from ray import tune
 
     progress = Progress(ledger, parent_run_id, cells, done_before)
-    specs = {cell.cell_id: trial_spec(cell, config, ledger.uri, parent_run_id) for cell in cells}
+    specs = {cell.cell_id: _spec(cell, config, ledger.uri, parent_run_id, kind) for cell in cells}
     resources: dict[str, float] = {"cpu": config.resources.trial_cpus}
     if config.resources.gpus:
         resources["gpu"] = config.resources.gpus * config.resources.processes
     tuner = tune.Tuner(
-        tune.with_resources(CellTrial, resources),
+        tune.with_resources(kind.trial or CellTrial, resources),
         param_space={"spec": tune.grid_search([specs[cell.cell_id] for cell in cells])},
-        tune_config=tune.TuneConfig(reuse_actors=True, trial_dirname_creator=lambda trial: str(trial.trial_id)),
+        tune_config=tune.TuneConfig(
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: str(trial.trial_id),
+            scheduler=kind.scheduler() if kind.scheduler else None,
+        ),
         run_config=tune.RunConfig(
             name=f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
             storage_path=os.path.abspath(os.path.join(config.runs_dir, "ray")),
@@ -48,6 +58,12 @@ def run_trials(
     if progress.done < len(cells):  # Tune returns quietly after SIGINT
         raise KeyboardInterrupt
     return progress.gpu_seconds if config.resources.gpus else progress.cpu_seconds
+
+
+def _spec(cell: Cell, config: SweepConfig, uri: str, parent_run_id: str, kind: SweepKind) -> dict[str, Any]:
+    spec = {**trial_spec(cell, config, uri, parent_run_id), **kind.spec(cell)}
+    spec["params"] |= kind.cell_params(cell)
+    return spec
 
 
 class Progress:
