@@ -213,6 +213,11 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 def parse_config(raw: Mapping[str, Any]) -> SweepConfig:
     """A SweepConfig from plain values, as load_config."""
     values = dict(raw)
+    if "early_stop" in values:
+        raise ConfigError(
+            "early_stop: an IsoFLOP cell is never stopped early, the loss at its own end is what it measures; remove it"
+            " (sweeps.mup_lr can stop runs)"
+        )
     for name, section in _SECTIONS.items():
         if name in values:
             values[name] = _make(section, values[name], name)

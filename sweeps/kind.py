@@ -22,7 +22,7 @@ class SweepKind:
         table: the grid as text.
         parent_params: MLflow params of the parent run, besides those every sweep has.
         cell_params: MLflow params of a cell's run, besides those every cell has.
-        spec: entries of a cell's trial spec, besides those every cell has.
+        spec: entries of a cell's trial spec, besides those every cell has; `callbacks` are added to its recipe's.
         trial: Ray Tune Trainable that runs a cell; None for sweeps.trial.CellTrial.
         scheduler: makes the Ray Tune scheduler; None for first in, first out, no cell stopped.
     """

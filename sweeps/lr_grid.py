@@ -85,6 +85,8 @@ class LrSweep:
         unknown = [name for name in self.parametrisations if name not in (MUP, STANDARD)]
         if unknown:
             raise ConfigError(f"parametrisations: {unknown[0]!r} is neither {MUP} nor {STANDARD}")
+        if self.early_stop and self.common.resources.processes > 1:
+            raise ConfigError("early_stop ends trials of one process; set it to null, or resources.processes to 1")
         if not isinstance(self.common.model.get("mup"), Mapping):
             raise ConfigError("model.mup must say the base width, such as mup: {base_width: 64, base_d_head: 32}")
 

@@ -59,7 +59,23 @@ def sweep_kind(sweep: LrSweep, corpus: Corpus) -> SweepKind:
             "config": json.dumps(asdict(sweep), sort_keys=True),
         },
         cell_params=_cell_params,
+        **_stopping(sweep),
     )
+
+
+def _stopping(sweep: LrSweep) -> dict[str, Any]:
+    """Fields of a SweepKind whose trials may be stopped."""
+    settings = sweep.early_stop
+    if settings is None:
+        return {}
+    from sweeps.early_stop import CurveASHA, StoppableTrial, stoppable_spec
+
+    longest = round(sweep.tokens / (min(sweep.sequences) * sweep.common.data.sequence_length))
+    return {
+        "trial": StoppableTrial,
+        "scheduler": lambda: CurveASHA(settings, longest),
+        "spec": lambda cell: stoppable_spec(settings, f"{cell.group}-s{cell.seed}"),
+    }
 
 
 def _cell_params(cell: Cell) -> dict[str, Any]:

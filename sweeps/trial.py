@@ -120,10 +120,7 @@ class CellTrial(tune.Trainable):
 
 def _prepare_process(spec: dict[str, Any]) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = patient_uri(spec["tracking_uri"])
-    import torch
-
-    torch.set_num_threads(spec["threads"])
-    torch.set_flush_denormal(True)  # denormals late in a decay to 0 slow a CPU several times
+    prepare_thread(spec)
     warnings.filterwarnings("ignore")
     # So that no cell's clock counts imports.
     import mlflow.tracking  # noqa: F401
@@ -137,13 +134,21 @@ def _prepare_process(spec: dict[str, Any]) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def prepare_thread(spec: dict[str, Any]) -> None:
+    """For each thread that trains: both settings are a thread's own."""
+    import torch
+
+    torch.set_num_threads(spec["threads"])
+    torch.set_flush_denormal(True)  # denormals late in a decay to 0 slow a CPU several times
+
+
 def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
     """Train and validate one cell and close its MLflow run.
 
     Returns:
         status (complete, diverged or failed), val_loss, error, run_id, cpu_seconds, wall_seconds of this process.
     """
-    cpu, wall = _cpu_seconds(), time.perf_counter()
+    cpu, wall = cpu_seconds(), time.perf_counter()
     ledger = SweepLedger(spec["tracking_uri"], spec["experiment"])
     # A process that died under this cell (lost node, out of memory) left a run behind.
     going_on = several.earlier_run(spec) if spec["several"] else None
@@ -159,7 +164,7 @@ def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
         trained.error = str(problem)
     except Exception:  # a cell that crashes is a row of the table, not the end of the sweep
         trained.error = traceback.format_exc(limit=-8)
-    seconds = {"cpu_seconds": _cpu_seconds() - cpu, "wall_seconds": time.perf_counter() - wall}
+    seconds = {"cpu_seconds": cpu_seconds() - cpu, "wall_seconds": time.perf_counter() - wall}
     status, error = trained.status, trained.error
     if trained.run_id is None:
         ledger.fail_cell(spec["parent_run_id"], spec["cell_id"], spec["label"], error)
@@ -191,7 +196,7 @@ def _train(spec: dict[str, Any], trained: _Trained) -> None:
             try:
                 parts.trainer.fit(parts.module, datamodule=parts.data)
             except RunStopped as stop:  # gradients that are not finite for 100 steps, with losses that are
-                trained.status, trained.error = DIVERGED, str(stop)
+                trained.status, trained.error = getattr(stop, "status", DIVERGED), str(stop)
                 return
             trained.status, trained.loss = outcome(parts.module.metrics, parts.trainer, spec["vocab_size"])
         finally:
@@ -215,7 +220,7 @@ def _train_several(spec: dict[str, Any], trained: _Trained) -> None:
     trained.status, trained.loss = outcome(metrics, progress, spec["vocab_size"])
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Of this process and of those that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system

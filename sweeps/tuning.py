@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from plugins.loggers.sweep_ledger import SweepLedger
+from plugins.loggers.sweep_ledger import STOPPED, SweepLedger
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
 from sweeps.kind import SweepKind
@@ -61,8 +61,11 @@ def run_trials(
 
 
 def _spec(cell: Cell, config: SweepConfig, uri: str, parent_run_id: str, kind: SweepKind) -> dict[str, Any]:
-    spec = {**trial_spec(cell, config, uri, parent_run_id), **kind.spec(cell)}
+    more = kind.spec(cell)
+    spec = trial_spec(cell, config, uri, parent_run_id)
     spec["params"] |= kind.cell_params(cell)
+    spec["recipe"]["trainer"]["callbacks"] += more.pop("callbacks", [])
+    spec |= more
     return spec
 
 
@@ -84,6 +87,8 @@ class Progress:
         self.cpu_seconds += result["cpu_seconds"]
         self.gpu_seconds += result["wall_seconds"]
         text = result["status"]
+        if text == STOPPED and result["run_id"]:  # its own worker may be ended before it can say so
+            self.ledger.close_cell(result["run_id"], STOPPED, result["error"])
         if text == "complete":
             text = f"loss {result['val_loss']:.4f}"
         elif result["error"]:

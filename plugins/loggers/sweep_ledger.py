@@ -19,8 +19,9 @@ from plugins.loggers.history import latest
 from plugins.loggers.tracking import experiment_id_for, patient_uri
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
-# A diverged cell would diverge again: it has its answer.
-DONE = (COMPLETE, DIVERGED)
+STOPPED = "stopped"  # by the scheduler of a learning-rate sweep
+# A diverged cell would diverge again, a stopped one has lost already: they have their answer.
+DONE = (COMPLETE, DIVERGED, STOPPED)
 _KIND, _STATUS = "scalewright.kind", "scalewright.status"
 _SWEEP, _GRID, _CELL, _DRIVER = "scalewright.sweep", "scalewright.grid", "scalewright.cell_id", "scalewright.driver"
 _SETTINGS = "scalewright.settings"
