@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes.command import command_parser, exit_status
-from sweeps.fit_report import FitReport, result_metrics
-from sweeps.records import KIND, PARENT, describe_fits, log_run, read_runs
+from sweeps.fit_report import FitReport
+from sweeps.records import PARENT, read_runs
 from sweeps.scaling.analysis import APPROACHES, analyse
 from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
@@ -76,42 +75,10 @@ def fit_experiment(
     if not analysis.results:
         analysis.best  # noqa: B018  raises with every reason
     if mlflow_experiment is not None:
+        from sweeps.mlflow_fits import log_fit
+
         report.mlflow_run_ids.update(log_fit(report, mlflow_experiment, parent_run_id, tracking_uri))
     return report
-
-
-def log_fit(
-    report: FitReport, experiment: str, parent_run_id: str | None = None, tracking_uri: str | None = None
-) -> dict[str, str]:
-    """Logs each approach as its own MLflow run (kind `fit`), for the UI to compare; returns run ids by approach."""
-    from sweeps.plots import plot_all
-
-    table = report.analysis.table
-    ids: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        files = plot_all(report.analysis, Path(folder))
-        numbers = Path(folder) / "fit.json"
-        numbers.write_text(json.dumps(report.as_dict(), indent=1))
-        for name, result in report.analysis.results.items():
-            params = {
-                "approach": name,
-                "flops_convention": table.convention,
-                "n_convention": table.n_convention,
-                "n_runs": len(table),
-                "n_excluded": len(table.excluded),
-                "budgets": " ".join(f"{b:g}" for b in table.budgets),
-                "bootstrap": report.bootstrap,
-                "scheme": result.replicates.scheme if result.replicates else "none",
-                "source": report.source,
-                "flags": "; ".join(result.flags) or "none",
-                "verdict": report.analysis.verdict,
-            }
-            ids[name] = log_run(
-                experiment, f"fit-{name}", {KIND: "fit"}, params, result_metrics(result), [*files, numbers],
-                parent_run_id, tracking_uri, f"```\n{report.text()}\n```",
-            )  # fmt: skip
-    describe_fits(experiment, list(ids.values()), report.text(), tracking_uri)
-    return ids
 
 
 def parser() -> argparse.ArgumentParser:

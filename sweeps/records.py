@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import math
 import time
-import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -241,7 +240,11 @@ def log_run(
     tracking_uri: str | None = None,
     note: str = "",
 ) -> str:
-    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing."""
+    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing.
+
+    Args:
+        artifacts: files, and folders that keep their name.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
     mlflow_client = client(tracking_uri)
@@ -258,26 +261,12 @@ def log_run(
         tags=[RunTag("scalewright.status", "complete")],
     )
     for path in artifacts:
-        mlflow_client.log_artifact(run_id, str(path))
+        if path.is_dir():
+            mlflow_client.log_artifacts(run_id, str(path), path.name)
+        else:
+            mlflow_client.log_artifact(run_id, str(path))
     mlflow_client.set_terminated(run_id)
     return run_id
-
-
-def describe_fits(experiment: str, run_ids: list[str], text: str, tracking_uri: str | None = None) -> None:
-    """Tags the experiment so that the UI opens on its runs, and writes the last fit into its description.
-
-    The part between the two markers is replaced; what others wrote there stays.
-    """
-    mlflow_client = client(tracking_uri)
-    found = mlflow_client.get_experiment_by_name(experiment)
-    begin, end = "<!-- fit -->", "<!-- /fit -->"
-    before, _, rest = found.tags.get("mlflow.note.content", "").partition(begin)
-    after = rest.partition(end)[2]
-    quoted = ",".join(f'"{run_id}"' for run_id in run_ids)
-    link = urllib.parse.quote(f'runs=[{quoted}]&experiments=["{found.experiment_id}"]', safe="=&")
-    block = f"{begin}\n## Last fit\n\n[Compare the fits](#/compare-runs?{link})\n\n```\n{text}\n```\n{end}"
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.experimentKind", "custom_model_development")
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.note.content", before + block + after)
 
 
 def add_to_run(
