@@ -230,7 +230,9 @@ def make_lr_cell(
     """One run. Under both parametrisations a width starts from the same values; see model_settings."""
     config = sweep.common
     T = config.data.sequence_length
-    model = model_config(dataclasses.replace(config, model=model_settings(config, param, width)), width, corpus.vocab_size)
+    model = model_config(
+        dataclasses.replace(config, model=model_settings(config, param, width)), width, corpus.vocab_size
+    )
     steps = max(1, round(sweep.tokens / (sequences * T)))
     if steps < config.min_steps:
         raise ConfigError(

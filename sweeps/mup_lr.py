@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
@@ -25,6 +26,8 @@ from sweeps.grid import Cell, Corpus
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
 from sweeps.lr_grid import LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table
+from sweeps.scaling.lr_optimum import NEAREST
+from sweeps.scaling.lr_transfer import LrAnalysis, analyse_lr
 
 
 def run_lr_sweep(sweep: LrSweep, resume: bool = False, cores: int | None = None) -> SweepResult:
@@ -91,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="name of the sweep; wins over the file's")
     parser.add_argument("--experiment", help="MLflow experiment; wins over the file's")
     parser.add_argument("--cores", type=int, help="CPU cores to use (default: all that this process may use)")
+    parser.add_argument(
+        "--near", type=int, default=NEAREST, help="rates each parabola goes through (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--bootstrap", type=int, default=2000, help="replicates of the intervals (default: %(default)s)"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder of figure and JSON (default: runs_dir/NAME)")
     return parser
 
@@ -110,9 +119,28 @@ def _command(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(sweep)
     result = run_lr_sweep(sweep, args.resume, args.cores)
-    for row in result.rows:
-        print(row["param"], row["d_model"], row["lr"], row["seed"], row["status"], row["val_loss"])
+    report(sweep, result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
     return 0 if result.complete else 1
+
+
+def report(sweep: LrSweep, result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:
+    """Fit what a sweep has, print it, and bring it to `folder` and to MLflow.
+
+    Raises:
+        FitError: settings of the fit out of range.
+    """
+    from sweeps.lr_report import log_lr_fit, lr_runs, lr_text, write_files
+
+    analysis = analyse_lr(lr_runs(result.rows), near, replicates)
+    print(lr_text(analysis))
+    files = write_files(analysis, folder)
+    ids = log_lr_fit(analysis, result.experiment, result.parent_run_id)
+    failed = [row for row in result.rows if row["status"] in ("failed", "missing")]
+    if failed:
+        print(f"{len(failed)} cells failed (tag scalewright.error of their runs says why); --resume tries them again")
+    print(f"wrote {' and '.join(str(file) for file in files)}")
+    print(f"MLflow experiment {result.experiment}, parent run {result.parent_run_id}, fits {', '.join(ids)}")
+    return analysis
 
 
 def _dry_run(sweep: LrSweep) -> int:

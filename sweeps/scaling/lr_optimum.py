@@ -1,6 +1,6 @@
 """Best learning rate of each curve of loss against learning rate: a parabola in ln LR near the lowest point.
 
-A curve is one (parametrisation, width, batch). Per seed the curve may lie higher or lower; its place in ln LR is shared:
+A curve is one (parametrisation, width, batch). A seed lifts or lowers all of it and does not move it in ln LR:
 loss = level(seed) + q1 x + q2 x^2 with x = ln LR, by least squares, and LR* = exp(-q1 / (2 q2)).
 
 Only runs that reached their end count: a diverged or stopped run has no loss at that length. Refused, with the reason:
@@ -21,26 +21,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sweeps.scaling.bootstrap import interval
+from sweeps.scaling.lr_curve import COMPLETE, MIN_RATES, Curve, LrRun
 from sweeps.scaling.table import Array, FitError
 
 NEAREST = 4
-MIN_RATES = 3
-COMPLETE = "complete"
-
-
-@dataclass(frozen=True)
-class LrRun:
-    """One run. loss in nats per token, NaN without one; status complete, diverged, stopped, failed or missing."""
-
-    param: str
-    width: int
-    batch_tokens: int
-    lr: float
-    seed: int
-    loss: float
-    status: str = COMPLETE
 
 
 @dataclass(frozen=True)
@@ -93,91 +80,6 @@ class Noise:
     source: str
 
 
-class Curve:
-    """The complete runs of one curve, as arrays.
-
-    Attributes:
-        x: [rates] ascending ln LR.
-        rate, seed: [runs] index into x; index of the seed.
-        loss: [runs].
-    """
-
-    def __init__(self, runs: Sequence[LrRun]):
-        whole = [run for run in runs if run.status == COMPLETE and math.isfinite(run.loss)]
-        self.x, self.rate = np.unique([math.log(run.lr) for run in whole], return_inverse=True)
-        seeds, self.seed = np.unique([run.seed for run in whole], return_inverse=True)
-        self.n_seeds = len(seeds)
-        self.loss = np.array([run.loss for run in whole], dtype=float)
-
-    def seed_columns(self, rows: Array) -> Array:
-        """[rows, seeds] 0 or 1; seeds without a row are left out."""
-        columns = (self.seed[rows, None] == np.arange(self.n_seeds)).astype(float)
-        return columns[:, columns.any(axis=0)]
-
-    def noise(self) -> tuple[float, int]:
-        """(sum of squares of ln loss, degrees of freedom) left of level(seed) + level(rate); (0, 0) of one seed."""
-        if self.n_seeds < 2:
-            return 0.0, 0
-        rates = (self.rate[:, None] == np.arange(len(self.x))).astype(float)
-        design = np.concatenate([self.seed_columns(np.arange(len(self.rate))), rates], axis=1)
-        log_loss = np.log(self.loss)
-        left = log_loss - design @ np.linalg.lstsq(design, log_loss, rcond=None)[0]
-        return float(left @ left), len(self.loss) - int(np.linalg.matrix_rank(design))
-
-    def rate_means(self, loss: Array) -> Array:
-        """[replicates, runs] -> [replicates, rates] mean over seeds, their levels taken out."""
-        rates = (self.rate[:, None] == np.arange(len(self.x))).astype(float)
-        if self.n_seeds > 1:
-            seeds = self.seed_columns(np.arange(len(self.rate)))
-            design = np.concatenate([rates, seeds - seeds.mean(axis=0)], axis=1)
-            return np.asarray((loss @ np.linalg.pinv(design).T)[:, : len(self.x)])
-        return np.asarray(loss @ (rates / rates.sum(axis=0)))
-
-    def windows(self, means: Array, near: int) -> tuple[Array, Array]:
-        """First and last rate ([replicates] each) of the parabola: neighbours of the lowest, then the lower side."""
-        rows, last = np.arange(len(means)), means.shape[1] - 1
-        lowest = means.argmin(axis=1)
-        first, end = np.maximum(lowest - 1, 0), np.minimum(lowest + 1, last)
-        for _ in range(near - MIN_RATES):
-            left = np.where(first > 0, means[rows, np.maximum(first - 1, 0)], np.inf)
-            right = np.where(end < last, means[rows, np.minimum(end + 1, last)], np.inf)
-            go_left = (left < right) & np.isfinite(left)
-            go_right = ~go_left & np.isfinite(right)
-            first, end = first - go_left, end + go_right
-        return first, end
-
-    def parabolas(self, loss: Array, near: int) -> tuple[Array, Array, Array, Array]:
-        """Parabolas of [replicates, runs] losses.
-
-        Returns:
-            (coefficients [replicates, 3] as (q2, q1, q0), first and last rate, lowest rate); all [replicates, ...].
-        """
-        means = self.rate_means(loss)
-        first, end = self.windows(means, near)
-        coefficients = np.full((len(loss), 3), np.nan)
-        for lo, hi in {(int(a), int(b)) for a, b in zip(first, end, strict=True)}:
-            if hi - lo + 1 < MIN_RATES:
-                continue
-            which = (first == lo) & (end == hi)
-            rows = np.flatnonzero((self.rate >= lo) & (self.rate <= hi))
-            seeds = self.seed_columns(rows)
-            x = self.x[self.rate[rows]] - self.x[lo : hi + 1].mean()
-            solution = loss[which][:, rows] @ np.linalg.pinv(np.stack([x**2, x, *seeds.T], axis=1)).T
-            q2, q1, q0 = solution[:, 0], solution[:, 1], solution[:, 2:].mean(axis=1)
-            shift = self.x[lo : hi + 1].mean()
-            coefficients[which] = np.stack([q2, q1 - 2 * q2 * shift, q0 - q1 * shift + q2 * shift**2], axis=1)
-        return coefficients, first, end, means.argmin(axis=1)
-
-    def vertices(self, loss: Array, near: int) -> Array:
-        """[replicates] ln LR*; NaN where the parabola is refused."""
-        coefficients, first, end, lowest = self.parabolas(loss, near)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            vertex = -coefficients[:, 1] / (2 * coefficients[:, 0])
-            good = (coefficients[:, 0] > 0) & (vertex >= self.x[first]) & (vertex <= self.x[end])
-        good &= (lowest > 0) & (lowest < len(self.x) - 1)
-        return np.where(good, vertex, np.nan)
-
-
 def fit_optimum(runs: Sequence[LrRun], near: int = NEAREST) -> tuple[Optimum, Curve]:
     """Fits one curve, without an interval.
 
@@ -214,10 +116,10 @@ def _refusal(runs: Sequence[LrRun], curve: Curve, q: Array, lo: int, hi: int, lo
     lr = float(np.exp(curve.x[lowest]))
     if lowest in (0, len(curve.x) - 1):
         edge = "low" if lowest == 0 else "high"
-        beyond = sorted({r.status for r in runs if r.status != COMPLETE and (r.lr < lr if edge == "low" else r.lr > lr)})
-        which = {"low": "lowest", "high": "highest"}[edge]
-        why = f" (beyond it: {', '.join(beyond)})" if beyond else f"; add {'lower' if edge == 'low' else 'higher'} rates"
-        return edge, f"the lowest loss is at the {which} rate that has one, {lr:.3g}{why}"
+        side = -1 if edge == "low" else 1
+        beyond = sorted({run.status for run in runs if run.status != COMPLETE and side * (run.lr - lr) > 0})
+        why = f" (beyond it: {', '.join(beyond)})" if beyond else f"; add {edge}er rates"
+        return edge, f"the lowest loss is at the {edge}est rate that has one, {lr:.3g}{why}"
     if not q[0] > 0:
         return "", "the parabola opens downwards"
     vertex = -q[1] / (2 * q[0])
@@ -244,7 +146,7 @@ def _residuals(optimum: Optimum, curve: Curve) -> tuple[float, int]:
     return float(left @ left), len(rows) - 3
 
 
-def _used(optimum: Optimum, curve: Curve) -> Array:
+def _used(optimum: Optimum, curve: Curve) -> NDArray[np.int_]:
     return np.flatnonzero(np.isclose(curve.x[:, None], np.log(optimum.used)[None]).any(axis=1))
 
 
@@ -254,9 +156,8 @@ def bootstrap_optimum(
     """[replicates] ln LR* of redrawn curves; NaN where one is refused."""
     fitted = curve.loss.copy()
     rows = np.flatnonzero(np.isin(curve.rate, _used(optimum, curve)))
-    design = np.concatenate(
-        [np.stack([curve.x[curve.rate[rows]] ** 2, curve.x[curve.rate[rows]]], axis=1), curve.seed_columns(rows)], axis=1
-    )
+    x = curve.x[curve.rate[rows]]
+    design = np.stack([x**2, x, *curve.seed_columns(rows).T], axis=1)
     fitted[rows] = design @ np.linalg.lstsq(design, curve.loss[rows], rcond=None)[0]
     sd = noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, replicates))
     draws = generator.standard_normal((replicates, len(fitted))) * sd[:, None]
@@ -291,10 +192,6 @@ def fit_curves(
         if optimum.ok and noise and replicates:
             samples = bootstrap_optimum(optimum, curve, noise, replicates, generator, near)
             ends = interval(samples)
-            optimum = _with_interval(optimum, samples, ends.low, ends.high)
+            optimum = replace(optimum, samples=samples, low=math.exp(ends.low), high=math.exp(ends.high))
         optima.append(optimum)
     return tuple(optima), noise
-
-
-def _with_interval(optimum: Optimum, samples: Array, low: float, high: float) -> Optimum:
-    return replace(optimum, samples=samples, low=math.exp(low), high=math.exp(high))

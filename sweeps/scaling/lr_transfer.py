@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweeps.scaling.bootstrap import interval
-from sweeps.scaling.lr_optimum import NEAREST, LrRun, Noise, Optimum, fit_curves
+from sweeps.scaling.lr_curve import COMPLETE, LrRun
+from sweeps.scaling.lr_optimum import NEAREST, Noise, Optimum, fit_curves
 
 STAYS, MOVES, SHIFTS, OPEN = "stays", "moves", "moves a little", "not decided"
 
@@ -82,8 +83,8 @@ def analyse_lr(
     step = float((rates[1:] / rates[:-1]).max()) if len(rates) > 1 else 1.0
     families = sorted({(o.param, o.batch_tokens) for o in optima})
     trends = tuple(_trend([o for o in optima if (o.param, o.batch_tokens) == family], step) for family in families)
-    excluded = tuple((run, f"run is {run.status}") for run in runs if run.status != "complete") + tuple(
-        (run, "no finite loss") for run in runs if run.status == "complete" and not math.isfinite(run.loss)
+    excluded = tuple((run, f"run is {run.status}") for run in runs if run.status != COMPLETE) + tuple(
+        (run, "no finite loss") for run in runs if run.status == COMPLETE and not math.isfinite(run.loss)
     )
     return LrAnalysis(optima, trends, noise, step, near, replicates, tuple(runs), excluded)
 
