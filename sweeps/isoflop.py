@@ -30,7 +30,8 @@ from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
-from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
+from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.leftovers import remove_leftovers
 
 
@@ -229,12 +230,14 @@ def _command(args: argparse.Namespace) -> int:
 
 def _dry_run(config: SweepConfig) -> int:
     corpus = read_corpus(config.data.dir)
-    cells = build_grid(config, corpus)
-    print(grid_table(cells))
+    cells, refused = plan_grid(config, corpus)
+    print(grid_table(cells, refused))
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     print(f"{len(cells)} cells, {sum(cell.flops for cell in cells):.3g} FLOPs, grid {grid_id(cells)}; nothing was run")
-    return 0
+    for reason in refused.values():
+        print(f"error: {reason}", file=sys.stderr)
+    return 2 if refused else 0
 
 
 def _print_rows(result: SweepResult) -> None:
