@@ -37,11 +37,11 @@ def grid_table(cells: Sequence[Cell], refused: Container[str] = ()) -> str:
         f"{'layers':>7}{'heads':>8}{'d_ff':>7}{'lr hidden':>11}{'FLOPs off':>11}"
     ]
     for cell in sorted(cells, key=lambda c: (c.budget_flops, c.model.d_model, c.seed)):
-        model = cell.model
+        model, mark = cell.model, " REFUSED" if cell.label in refused else ""
         lines.append(
             f"{cell.label:<{wide}}{cell.cell_id:<14}{cell.n_params:>13,}{cell.tokens:>16,}"
             f"{cell.tokens / cell.n_params:>7.1f}{cell.steps:>9,}{cell.warmup_steps:>7}{cell.sequences:>6}"
             f"{model.n_layers:>7}{f'{model.n_heads}x{model.d_head}':>8}{model.d_ff:>7}"
-            f"{cell.lr / model.width_multiplier:>11.2e}{cell.deviation:>+11.2%}{' REFUSED' if cell.label in refused else ''}"
+            f"{cell.lr / model.width_multiplier:>11.2e}{cell.deviation:>+11.2%}{mark}"
         )
     return "\n".join(lines)

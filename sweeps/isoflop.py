@@ -32,7 +32,10 @@ from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
 from sweeps.grid_text import epoch_warnings, grid_table
+from sweeps.job_list import jobs_of
+from sweeps.jobs import Job
 from sweeps.leftovers import remove_leftovers
+from sweeps.trunks import savings, trunks_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,11 @@ def _run_missing(
         parent = choice.run_id or _new_parent(ledger, config, cells)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        utilisation = _run_cells(ledger, config, cells, choice.missing, parent, cores or _cores())
+        trunks = trunks_of(cells, config, corpus)
+        jobs = jobs_of(choice.missing, trunks, config, uri, parent, _facts(config, corpus))
+        if trunks:
+            print(savings(trunks), flush=True)
+        utilisation = _run_jobs(ledger, config, cells, jobs, parent, cores or _cores())
     else:
         parent = choice.run_id or ""
     rows = result_rows(ledger, parent, cells)
@@ -156,27 +163,42 @@ def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell]) -> str:
     return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
 
 
-def _run_cells(
-    ledger: Any, config: SweepConfig, cells: Sequence[Cell], missing: Sequence[Cell], parent: str, cores: int
+def _facts(config: SweepConfig, corpus: Corpus) -> dict[str, Any]:
+    """Params of every cell that tables of runs have columns for."""
+    sources = config.data.weights or corpus.train_tokens
+    return {
+        "source": "+".join(sorted(sources)),
+        "unique_tokens": sum(corpus.train_tokens.get(name, 0) for name in sources),
+    }
+
+
+def _run_jobs(
+    ledger: Any, config: SweepConfig, cells: Sequence[Cell], jobs: Sequence[Job], parent: str, cores: int
 ) -> float:
-    from plugins.loggers.sweep_ledger import this_driver
+    from plugins.loggers.sweep_ledger import CELL, RUNNING, TRUNK, this_driver
     from sweeps.ray_session import ray_session
     from sweeps.tuning import run_trials
 
     ledger.claim(parent, grid_id(cells), this_driver())
+    running = sum(job.spec["kind"] == CELL for job in jobs)
     started = time.perf_counter()
     try:
-        with ray_session(cores, config.resources.cpus) as session, _interruptible():
-            ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
-            compute_seconds = run_trials(ledger, config, missing, parent, done_before=len(cells) - len(missing))
+        with ray_session(cores, config.resources) as session, _interruptible():
+            ledger.claim(parent, grid_id(cells), this_driver(session.name))
+            compute_seconds = run_trials(
+                ledger, config, jobs, parent, session.slots, done_before=len(cells) - running
+            )  # fmt: skip
             wall_seconds = time.perf_counter() - started
     except KeyboardInterrupt:
         ledger.supersede(ledger.cells(parent))
+        for run in ledger.cells(parent, TRUNK):
+            if run.status == RUNNING:
+                ledger.finish_sweep(run.run_id, "interrupted", {})
         ledger.finish_sweep(parent, "interrupted", {})
         raise
-    utilisation = compute_seconds / (session["cores"] * wall_seconds)
+    utilisation = compute_seconds / (session.units * wall_seconds)
     print(
-        f"{len(missing)} cells in {wall_seconds:.0f} s on {session['cores']} cores: {compute_seconds:.0f} compute"
+        f"{running} cells in {wall_seconds:.0f} s on {session.units:g} {session.unit}: {compute_seconds:.0f} compute"
         f" seconds, utilisation {utilisation:.0%}",
         flush=True,
     )
@@ -235,6 +257,8 @@ def _dry_run(config: SweepConfig) -> int:
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     print(f"{len(cells)} cells, {sum(cell.flops for cell in cells):.3g} FLOPs, grid {grid_id(cells)}; nothing was run")
+    if trunks := trunks_of(cells, config, corpus):
+        print(savings(trunks))
     for reason in refused.values():
         print(f"error: {reason}", file=sys.stderr)
     return 2 if refused else 0

@@ -129,7 +129,8 @@ class SizeRule:
         low, high = self.tokens_per_parameter
         if self.per_budget < 1 or not 0 < low < high or self.width_multiple < 1:
             raise ConfigError(
-                "sizes: per_budget and width_multiple must be at least 1, tokens_per_parameter [low, high], 0 < low < high"
+                "sizes: per_budget and width_multiple must be at least 1, tokens_per_parameter [low, high] with 0 < low"
+                " < high"
             )
 
     def targets(self) -> list[float]:
@@ -209,3 +210,8 @@ class Resources:
     def trial_cpus(self) -> int:
         """Cores of all processes of a trial."""
         return self.cpus * self.processes
+
+    @property
+    def trial_gpus(self) -> float:
+        """Devices of all processes of a trial."""
+        return self.gpus * self.processes
