@@ -18,7 +18,7 @@ from plugins.loggers.sweep_ledger import STOPPED
 from sweeps import report_loss
 from sweeps.lr_grid import EarlyStop
 from sweeps.report_loss import Channel
-from sweeps.trial import CellTrial, cpu_seconds, prepare_thread, run_cell
+from sweeps.trial import CellTrial, cpu_seconds_now, prepare_thread, run_cell
 
 
 class CurveASHA(FIFOScheduler):
@@ -84,13 +84,13 @@ class StoppableTrial(CellTrial):
         if not report:
             self._join()
             return {"done": True, **self._result}
-        seconds = {"cpu_seconds": cpu_seconds() - self._cpu, "wall_seconds": time.perf_counter() - self._wall}
+        seconds = {"cpu_seconds": cpu_seconds_now() - self._cpu, "wall_seconds": time.perf_counter() - self._wall}
         error = f"stopped early at step {report['step']} of {report['steps']}"
         # What the driver writes down when the scheduler ends the trial here.
         return {"done": False, "status": STOPPED, "val_loss": math.nan, "error": error, **report, **seconds}
 
     def _start(self) -> None:
-        self._cpu, self._wall = cpu_seconds(), time.perf_counter()
+        self._cpu, self._wall = cpu_seconds_now(), time.perf_counter()
         self._channel = report_loss.current = Channel()
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
@@ -120,7 +120,8 @@ class StoppableTrial(CellTrial):
         self._end()
 
 
-def stoppable_spec(settings: EarlyStop, curve: str) -> dict[str, Any]:
-    """Entries of a trial's spec; sweeps.tuning adds the callback to the recipe."""
+def stoppable(spec: dict[str, Any], settings: EarlyStop, curve: str) -> None:
+    """Makes a cell's trial spec one of a StoppableTrial, and its cell a point of `curve`."""
     callback = {"class_path": "sweeps.report_loss.ReportLoss", "init_args": {"every": settings.every}}
-    return {"curve": curve, "callbacks": [callback]}
+    spec["recipe"]["trainer"]["callbacks"].append(callback)
+    spec["curve"] = curve

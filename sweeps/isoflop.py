@@ -30,9 +30,13 @@ from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
-from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
+from sweeps.grid_text import epoch_warnings, grid_table
+from sweeps.job_list import jobs_of
+from sweeps.jobs import Job
 from sweeps.kind import SweepKind
 from sweeps.leftovers import remove_leftovers
+from sweeps.trunks import savings, trunks_of
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,13 @@ def _run_missing(
         parent = choice.run_id or _new_parent(ledger, config, cells, kind)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        utilisation = _run_cells(ledger, config, cells, choice.missing, kind, parent, cores or _cores())
+        trunks = trunks_of(cells, config, corpus)
+        jobs = jobs_of(choice.missing, trunks, config, uri, parent, _facts(config, corpus))
+        if trunks:
+            print(savings(trunks), flush=True)
+        for job in jobs if kind.extend else ():
+            kind.extend(job.key, job.spec)  # type: ignore[misc]
+        utilisation = _run_jobs(ledger, config, cells, jobs, kind, parent, cores or _cores())
     else:
         parent = choice.run_id or ""
     rows = result_rows(ledger, parent, cells)
@@ -174,33 +184,47 @@ def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell], kind: S
     return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
 
 
-def _run_cells(
+def _facts(config: SweepConfig, corpus: Corpus) -> dict[str, Any]:
+    """Params of every cell that tables of runs have columns for."""
+    sources = config.data.weights or corpus.train_tokens
+    return {
+        "source": "+".join(sorted(sources)),
+        "unique_tokens": sum(corpus.train_tokens.get(name, 0) for name in sources),
+    }
+
+
+def _run_jobs(
     ledger: Any,
     config: SweepConfig,
     cells: Sequence[Cell],
-    missing: Sequence[Cell],
+    jobs: Sequence[Job],
     kind: SweepKind,
     parent: str,
     cores: int,
 ) -> float:
-    from plugins.loggers.sweep_ledger import this_driver
+    from plugins.loggers.sweep_ledger import CELL, RUNNING, TRUNK, this_driver
     from sweeps.ray_session import ray_session
     from sweeps.tuning import run_trials
 
     ledger.claim(parent, grid_id(cells), this_driver())
+    running = sum(job.spec["kind"] == CELL for job in jobs)
     started = time.perf_counter()
     try:
-        with ray_session(cores, config.resources.cpus) as session, _interruptible():
-            ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
-            compute_seconds = run_trials(ledger, config, missing, parent, len(cells) - len(missing), kind)
+        with ray_session(cores, config.resources) as session, _interruptible():
+            ledger.claim(parent, grid_id(cells), this_driver(session.name))
+            done_before = len(cells) - running
+            compute_seconds = run_trials(ledger, config, jobs, parent, session.slots, done_before, kind)
             wall_seconds = time.perf_counter() - started
     except KeyboardInterrupt:
         ledger.supersede(ledger.cells(parent))
+        for run in ledger.cells(parent, TRUNK):
+            if run.status == RUNNING:
+                ledger.finish_sweep(run.run_id, "interrupted", {})
         ledger.finish_sweep(parent, "interrupted", {})
         raise
-    utilisation = compute_seconds / (session["cores"] * wall_seconds)
+    utilisation = compute_seconds / (session.units * wall_seconds)
     print(
-        f"{len(missing)} cells in {wall_seconds:.0f} s on {session['cores']} cores: {compute_seconds:.0f} compute"
+        f"{running} cells in {wall_seconds:.0f} s on {session.units:g} {session.unit}: {compute_seconds:.0f} compute"
         f" seconds, utilisation {utilisation:.0%}",
         flush=True,
     )
@@ -254,12 +278,16 @@ def _command(args: argparse.Namespace) -> int:
 
 def _dry_run(config: SweepConfig) -> int:
     corpus = read_corpus(config.data.dir)
-    cells = build_grid(config, corpus)
-    print(grid_table(cells))
+    cells, refused = plan_grid(config, corpus)
+    print(grid_table(cells, refused))
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     print(f"{len(cells)} cells, {sum(cell.flops for cell in cells):.3g} FLOPs, grid {grid_id(cells)}; nothing was run")
-    return 0
+    if trunks := trunks_of(cells, config, corpus):
+        print(savings(trunks))
+    for reason in refused.values():
+        print(f"error: {reason}", file=sys.stderr)
+    return 2 if refused else 0
 
 
 def _print_rows(result: SweepResult) -> None:

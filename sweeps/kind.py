@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sweeps.grid import Cell, grid_table
-
-
-def _nothing(cell: Cell) -> dict[str, Any]:
-    return {}
+from sweeps.grid import Cell
+from sweeps.grid_text import grid_table
 
 
 @dataclass(frozen=True)
@@ -21,8 +18,7 @@ class SweepKind:
         title: for people.
         table: the grid as text.
         parent_params: MLflow params of the parent run, besides those every sweep has.
-        cell_params: MLflow params of a cell's run, besides those every cell has.
-        spec: entries of a cell's trial spec, besides those every cell has; `callbacks` are added to its recipe's.
+        extend: changes the trial spec of a cell, given by its id.
         trial: Ray Tune Trainable that runs a cell; None for sweeps.trial.CellTrial.
         scheduler: makes the Ray Tune scheduler; None for first in, first out, no cell stopped.
     """
@@ -30,7 +26,6 @@ class SweepKind:
     title: str = "IsoFLOP sweep"
     table: Callable[[Sequence[Cell]], str] = grid_table
     parent_params: Mapping[str, object] = field(default_factory=dict)
-    cell_params: Callable[[Cell], dict[str, Any]] = _nothing
-    spec: Callable[[Cell], dict[str, Any]] = _nothing
+    extend: Callable[[str, dict[str, Any]], None] | None = None
     trial: Any = None
     scheduler: Callable[[], Any] | None = None

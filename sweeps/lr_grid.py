@@ -18,10 +18,14 @@ import yaml
 from lm.config import MuPConfig
 from lm.errors import ConfigError
 from sweeps.config import SweepConfig, parse_config
-from sweeps.grid import Cell, Corpus, cell_id, model_config
+from sweeps.grid import Cell, Corpus, cell_id
+from sweeps.shapes import model_config
 
 MUP, STANDARD = "mup", "standard"
-_OWNED = {"budgets": "widths and tokens", "batch": "sequences", "mode": "nothing: each cell is a run of its own"}
+_OWNED = {  # settings of an IsoFLOP sweep -> what stands in their place here
+    "budgets": "widths and tokens", "sizes": "widths", "batch": "sequences", "lr_horizon": "lr",
+    "mode": "none: each cell is a run of its own",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

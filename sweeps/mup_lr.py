@@ -22,7 +22,6 @@ from typing import Any
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.grid import Cell, Corpus
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
 from sweeps.lr_grid import LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table
@@ -42,7 +41,7 @@ def run_lr_sweep(sweep: LrSweep, resume: bool = False, cores: int | None = None)
     """
     corpus = read_corpus(sweep.common.data.dir)
     cells = build_lr_grid(sweep, corpus)
-    result = run_grid(sweep.common, corpus, list(cells), sweep_kind(sweep, corpus), resume, cores)
+    result = run_grid(sweep.common, corpus, list(cells), sweep_kind(sweep, cells), resume, cores)
     param = {cell.cell_id: cell.param for cell in cells}
     rows = [{**row, "param": param[row["cell_id"]]} for row in result.rows]
     order = ("param", "d_model", "global_batch_tokens", "lr", "seed")
@@ -50,7 +49,7 @@ def run_lr_sweep(sweep: LrSweep, resume: bool = False, cores: int | None = None)
     return SweepResult(result.experiment, result.parent_run_id, rows, result.complete, result.utilisation)
 
 
-def sweep_kind(sweep: LrSweep, corpus: Corpus) -> SweepKind:
+def sweep_kind(sweep: LrSweep, cells: Sequence[LrCell]) -> SweepKind:
     """What the trial machinery must know of a learning-rate sweep."""
     return SweepKind(
         title="Learning-rate sweep",
@@ -61,29 +60,24 @@ def sweep_kind(sweep: LrSweep, corpus: Corpus) -> SweepKind:
             "parametrisations": " ".join(sweep.parametrisations),
             "config": json.dumps(asdict(sweep), sort_keys=True),
         },
-        cell_params=_cell_params,
-        **_stopping(sweep),
+        **_stopping(sweep, cells),
     )
 
 
-def _stopping(sweep: LrSweep) -> dict[str, Any]:
+def _stopping(sweep: LrSweep, cells: Sequence[LrCell]) -> dict[str, Any]:
     """Fields of a SweepKind whose trials may be stopped."""
     settings = sweep.early_stop
     if settings is None:
         return {}
-    from sweeps.early_stop import CurveASHA, StoppableTrial, stoppable_spec
+    from sweeps.early_stop import CurveASHA, StoppableTrial, stoppable
 
-    longest = round(sweep.tokens / (min(sweep.sequences) * sweep.common.data.sequence_length))
+    curves = {cell.cell_id: f"{cell.group}-s{cell.seed}" for cell in cells}
+    longest = max(cell.steps for cell in cells)
     return {
         "trial": StoppableTrial,
         "scheduler": lambda: CurveASHA(settings, longest),
-        "spec": lambda cell: stoppable_spec(settings, f"{cell.group}-s{cell.seed}"),
+        "extend": lambda cell_id, spec: stoppable(spec, settings, curves[cell_id]),
     }
-
-
-def _cell_params(cell: Cell) -> dict[str, Any]:
-    assert isinstance(cell, LrCell)
-    return {"param": cell.param, "batch_tokens": cell.global_batch_tokens, "source": "mup_lr"}
 
 
 def _parser() -> argparse.ArgumentParser:
