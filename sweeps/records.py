@@ -22,7 +22,7 @@ PAGE = 1000
 PARENT = "sweep_run_id"  # column of a cell's parent run, beside its params and metrics
 KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
-BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded"}
+BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded", "stopped"}
 
 # Column of each quantity: in a CSV its header; in MLflow a param or metric.
 CSV_COLUMNS = {"n": "N_params", "d": "D_tokens", "c": "C_flops", "loss": "loss", "budget": "C_budget", "run": "run"}
