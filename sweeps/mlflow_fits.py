@@ -104,6 +104,14 @@ def fit_metrics(result: Result) -> dict[str, float]:
         metrics |= {"budget": d.budget, "n_opt": d.n_opt, "d_opt": d.d_opt, "loss_pred": d.loss}
         for name, ends in (("n", d.n_interval), ("d", d.d_interval), ("loss", d.loss_interval)):
             metrics |= {f"{name}_lo": ends.low, f"{name}_hi": ends.high}
+        metrics |= {
+            "lr_opt": d.lr,
+            "lr_lo": d.lr_interval.low,
+            "lr_hi": d.lr_interval.high,
+            "batch_opt": d.batch_tokens,
+        }
+    if result.bias is not None:
+        metrics |= {"bias_a": result.bias.a, "bias_n": result.bias.n_opt}
     metrics |= {
         name: value
         for name, value in result.model.parameters.items()

@@ -61,9 +61,10 @@ def outcome_section(forecast: Forecast, outcome: Check, metrics: dict[str, float
         bits = metrics.get(name.replace("val_loss", "bpb"), math.nan)
         rows.append([name.removeprefix("val_loss/"), f"{metrics[name]:.4f}", f"{bits:.4f}"])
     sources = table(["source", "nats per token", "bits per byte"], rows) if rows else ""
+    box = "good" if outcome.inside else "bad"
     return Section(
         "Forecast and outcome",
-        f'<div class="box {"good" if outcome.inside else "bad"}"><p><b>The measured loss is <span class="{word}">{word} '
+        f'<div class="box {box}"><p><b>The measured loss is <span class="{word}">{word} '
         f"the interval</span> that was written down before the run.</b></p><p>{html.escape(outcome.text)}</p></div>"
         f"<pre>{html.escape(forecast.text())}</pre>{sources}",
     )

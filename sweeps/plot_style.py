@@ -80,12 +80,18 @@ def svg(figure: Any, title: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
-def budget_colours(count: int) -> list[Any]:
-    """Colours that go from dark to light with compute and are told apart on light and dark pages."""
+def ramp() -> Any:
+    """Colours that are told apart on light and dark pages, for sizes and budgets, small to large."""
     import matplotlib
+    import numpy as np
+    from matplotlib.colors import ListedColormap
 
-    ramp = matplotlib.colormaps["viridis"]
-    return [ramp(0.18 + 0.67 * i / max(count - 1, 1)) for i in range(count)]
+    return ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.15, 0.88, 64)))
+
+
+def budget_colours(count: int) -> list[Any]:
+    """One colour a budget, ascending."""
+    return [ramp()(i / max(count - 1, 1)) for i in range(count)]
 
 
 def shape_of(index: int) -> str:

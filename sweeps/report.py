@@ -54,7 +54,7 @@ def report(folder: Path, runs_dir: Path) -> tuple[Check, dict[str, float]]:
     content = {"inside": outcome.inside, "relative_error": outcome.relative_error, "run_id": run_id, **metrics}
     write_text(folder / "outcome.json", json.dumps(content, indent=1))
     first = (outcome_section(forecast, outcome, metrics),)
-    extras = extras_of(fit, decision["experiment"], f"Forecast and outcome: {decision['experiment']}", first, marks)
+    extras = extras_of(decision["experiment"], f"Forecast and outcome: {decision['experiment']}", first, marks)
     write_text(folder / "report.html", page(fit, extras))
     return outcome, metrics
 
@@ -90,7 +90,7 @@ def _command(arguments: argparse.Namespace) -> None:
     source: str = arguments.runs
     experiment = source.removeprefix("mlflow:") if source.startswith("mlflow:") else None
     title = arguments.title or f"Scaling report: {experiment or Path(source).name}"
-    write_text(arguments.out, page(fit, extras_of(fit, experiment, title, tracking_uri=arguments.tracking_uri)))
+    write_text(arguments.out, page(fit, extras_of(experiment, title, tracking_uri=arguments.tracking_uri)))
     print(f"verdict: {fit.analysis.verdict}")
     print(f"report: {arguments.out}")
 

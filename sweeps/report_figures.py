@@ -7,21 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from sweeps.plot_style import GROUND, INK, colour_of, figure, legend, plain_ticks, shape_of, size_ticks, svg
-from sweeps.plots import LABELLED, PANELS, Marker, draw_isoflop, draw_scaling
+from sweeps.plot_style import GROUND, INK, colour_of, figure, legend, plain_ticks, ramp, shape_of, size_ticks, svg
+from sweeps.plots import PANELS, Marker, draw_isoflop, draw_scaling
 from sweeps.scaling.analysis import Analysis, Result
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, RunTable
 
+MOST_NAMED = 12  # budgets in a legend; more are a colour bar
 SAME_SIZE = 0.02  # runs whose ln N differs by less are one size
 
 
 def isoflop(analysis: Analysis) -> str:
     """IsoFLOP curves."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
     drawn, (axis,) = figure()
     draw_isoflop(axis, analysis)
-    many = len(analysis.table.budgets) > LABELLED
-    legend(axis, ncol=3, fontsize=6.5 if many else 7.5, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+    budgets = analysis.table.budgets
+    if len(budgets) <= MOST_NAMED:
+        legend(axis, ncol=3, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.17))
+    else:
+        _colour_bar(drawn, axis, ScalarMappable(LogNorm(budgets.min(), budgets.max()), ramp()), "budget, FLOPs")
     return svg(drawn, "IsoFLOP curves: loss against size at fixed compute")
 
 
@@ -35,7 +42,7 @@ def compute(analysis: Analysis) -> str:
     norm = LogNorm(table.n.min() / 1.5, table.n.max() * 1.5)
     for rows in _sizes(table):
         order = rows[np.argsort(table.c[rows])]
-        colour = _ramp()(norm(table.n[rows[0]]))
+        colour = ramp()(norm(table.n[rows[0]]))
         axis.plot(table.c[order], table.loss[order], "-", lw=0.9, alpha=0.8, color=colour)
         axis.plot(table.c[order], table.loss[order], "o", ms=3.6, color=colour)
     if analysis.results:
@@ -48,20 +55,18 @@ def compute(analysis: Analysis) -> str:
     plain_ticks(axis)
     axis.set_xlabel(f"C, training FLOPs ({table.convention})")
     axis.set_ylabel("loss, nats per token")
-    bar = drawn.colorbar(ScalarMappable(norm, _ramp()), ax=axis, pad=0.01, aspect=30)
-    size_ticks(bar.ax.yaxis)
-    bar.ax.tick_params(colors=INK, which="both", labelsize=8)
-    bar.set_label("N, parameters", color=INK, fontsize=8)
-    bar.outline.set_visible(False)
+    size_ticks(_colour_bar(drawn, axis, ScalarMappable(norm, ramp()), "N, parameters").yaxis)
     legend(axis)
     return svg(drawn, "Loss against compute for every size, with the envelope")
 
 
-def _ramp() -> Any:
-    import matplotlib
-    from matplotlib.colors import ListedColormap
-
-    return ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.15, 0.88, 64)))
+def _colour_bar(drawn: Any, axis: Any, colours: Any, label: str) -> Any:
+    """A slim bar in the figure's ink; returns its axis."""
+    bar = drawn.colorbar(colours, ax=axis, pad=0.01, aspect=30)
+    bar.ax.tick_params(colors=INK, which="both", labelsize=8)
+    bar.set_label(label, color=INK, fontsize=8)
+    bar.outline.set_visible(False)
+    return bar.ax
 
 
 def _sizes(table: RunTable) -> list[np.ndarray]:
@@ -107,10 +112,7 @@ def surface(analysis: Analysis) -> str | None:
     size_ticks(axis.yaxis)
     axis.set_xlabel(f"N, parameters ({table.n_convention})")
     axis.set_ylabel("D, tokens")
-    bar = drawn.colorbar(dots, ax=axis, pad=0.01, aspect=30)
-    bar.ax.tick_params(colors=INK, labelsize=8)
-    bar.set_label("measured over fitted, %", color=INK, fontsize=8)
-    bar.outline.set_visible(False)
+    _colour_bar(drawn, axis, dots, "measured over fitted, %")
     legend(axis)
     return svg(drawn, "Parametric surface: loss over size and tokens, with residuals")
 

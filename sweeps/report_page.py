@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sweeps import report_figures as figures
 from sweeps import report_tables as tables
@@ -55,7 +56,7 @@ def page(report: FitReport, extras: Extras | None = None) -> str:
         *([Section("Surface and residuals", _surface(analysis))] if analysis.results else []),
         *extras.later,
         Section("Runs and exclusions", _runs(analysis)),
-        Section("Printed table", f"<pre>{html.escape(report.text())}</pre>"),
+        Section("Printed table", _printed(report)),
     ]
     links = "".join(f'<a href="#s{i}">{html.escape(s.title)}</a>' for i, s in enumerate(sections))
     body = "\n".join(
@@ -70,6 +71,11 @@ def page(report: FitReport, extras: Extras | None = None) -> str:
 {body}
 </main></body></html>
 """
+
+
+def _printed(report: FitReport) -> str:
+    text = html.escape(report.text())
+    return f"<details><summary>What python -m sweeps.fit prints</summary><pre>{text}</pre></details>"
 
 
 def _source(report: FitReport) -> str:
@@ -93,10 +99,7 @@ def _decision(analysis: Analysis) -> str:
     parts = []
     for i, decision in enumerate(analysis.best.decisions):
         parts.append(f"<p>{html.escape(words.decision_sentence(analysis, i))}</p>")
-        cells = "".join(
-            f'<div class="tile"><span>{html.escape(name)}</span><b>{html.escape(value)}</b><span>{html.escape(ends)}</span></div>'
-            for name, value, ends in words.tiles(decision)
-        )
+        cells = "".join(_tile(*map(html.escape, tile)) for tile in words.tiles(decision))
         parts.append(f'<div class="tiles">{cells}</div>')
     verdict = f"<p><b>Verdict: {html.escape(analysis.verdict)}.</b></p>"
     cautions = "".join(f"<li>{html.escape(line)}</li>" for line in words.cautions(analysis))
@@ -107,13 +110,17 @@ def _decision(analysis: Analysis) -> str:
     return "\n".join(parts)
 
 
+def _tile(name: str, value: str, ends: str) -> str:
+    return f'<div class="tile"><span>{name}</span><b>{value}</b><span>{ends}</span></div>'
+
+
 def _curves(analysis: Analysis) -> str:
     return figure_grid(
         [
             (
                 figures.compute(analysis),
-                "Final loss of every run; runs of one size share a colour and a line. The dashed line is the loss at the optimal "
-                "size: runs lie on or above it.",
+                "Final loss of every run; runs of one size share a colour and a line. The dashed line is the loss at "
+                "the optimal size: runs lie on or above it.",
             ),
             (
                 figures.isoflop(analysis),
@@ -142,7 +149,19 @@ def _exponents(analysis: Analysis) -> str:
             "Exponent of the optimal size, with 95% intervals. Intervals that do not meet are a disagreement.",
         )
     ]
-    return tables.fits(analysis) + figure_grid(shown) + tables.refusals(analysis)
+    parts = [tables.fits(analysis)]
+    if analysis.conventions:
+        every: list[Any] = list(analysis.conventions)
+        lines = [(f"{r.approach}, {r.flops}, N {r.n}", r.approach, r.a, r.low, r.high) for r in every]
+        shown.append(
+            (
+                figures.exponents(lines),
+                "The same runs under other ways to count FLOPs and parameters: an exponent means little without them.",
+            )
+        )
+        folded = tables.conventions(every)
+        parts.append(f"<details><summary>Exponents by convention</summary>{folded}</details>")
+    return "".join([*parts, figure_grid(shown), tables.refusals(analysis)])
 
 
 def _surface(analysis: Analysis) -> str:
@@ -150,13 +169,13 @@ def _surface(analysis: Analysis) -> str:
         [
             (
                 figures.surface(analysis),
-                "Contours of the fitted loss over size and tokens. Points are runs: red lost more than the surface says, blue less. "
-                "Colours that gather in one corner mean that the form does not hold there.",
+                "Contours of the fitted loss over size and tokens. Points are runs: red ended above the surface, blue "
+                "below. Colours that gather in one corner mean that the form does not hold there.",
             ),
             (
                 figures.misfit(analysis),
-                "The same for every approach, against how far the run is from the optimal size. A smile or a frown is misfit of the "
-                "form, not noise.",
+                "The same for every approach, against how far the run is from the optimal size. A smile or a frown is "
+                "misfit of the form, not noise.",
             ),
         ]
     )

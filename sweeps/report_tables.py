@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from sweeps.fit_report import quantity
-from sweeps.report_words import power, span
+from sweeps.report_words import grouped, power, span
 from sweeps.scaling.analysis import Analysis
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.bootstrap import Interval
@@ -73,13 +74,21 @@ def fits(analysis: Analysis) -> str:
 
 def refusals(analysis: Analysis) -> str:
     """Approaches that gave no answer and why, budgets whose curve has no minimum, flags; empty when all is well."""
-    lines = [f"<b>{html.escape(name)}</b> gave no answer: {html.escape(why)}" for name, why in analysis.refused.items()]
-    lines += [
-        f"<b>{html.escape(name)}</b>: {html.escape(flag)}" for name, r in analysis.results.items() for flag in r.flags
-    ]
-    refused = [m for m in analysis.minima if not m.ok]
-    lines += [f"<b>IsoFLOP curve at {power(m.budget)} FLOPs</b> refused: {html.escape(m.reason)}" for m in refused]
-    return "<ul>" + "".join(f"<li>{line}</li>" for line in dict.fromkeys(lines)) + "</ul>" if lines else ""
+    lines = [f"{name} gave no answer: {why}" for name, why in analysis.refused.items()]
+    lines += [f"{name}: {flag}" for name, r in analysis.results.items() for flag in r.flags]
+    lines += [f"IsoFLOP curve at {power(m.budget)} FLOPs refused: {m.reason}" for m in analysis.minima if not m.ok]
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in grouped(lines))
+    return f"<p><b>Refusals and flags</b></p><ul>{items}</ul>" if items else ""
+
+
+def conventions(rows: Sequence[Any]) -> str:
+    """Exponent under every convention the columns allow, a row for each approach and convention."""
+    shown = [[r.approach, r.flops, r.n, f"{r.a:.3f}" + _ends(r.low, r.high)] for r in rows]
+    return table(["approach", "FLOPs counted as", "N counted as", "a (95%)"], shown)
+
+
+def _ends(low: float, high: float) -> str:
+    return f" ({low:.3f} to {high:.3f})" if math.isfinite(low) else ""
 
 
 def runs(analysis: Analysis) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from sweeps.fit_report import quantity
@@ -51,8 +52,7 @@ def decision_sentence(analysis: Analysis, index: int) -> str:
     others = [r.decisions[index].n_opt for name, r in analysis.results.items() if name != best.approach]
     text = (
         f"Spend {power(decision.budget)} FLOPs on a model of {quantity(decision.n_opt)} parameters and "
-        f"{quantity(decision.d_opt)} tokens, says {best.approach}, which predicted the held-out budgets best among the fits "
-        "without a serious flag"
+        f"{quantity(decision.d_opt)} tokens, says {best.approach}, the preferred fit"
     )
     finite = [n for n in others if math.isfinite(n)]
     if not finite:
@@ -81,9 +81,21 @@ def cautions(analysis: Analysis) -> list[str]:
                 f"{ends.high / ends.low:.1f}; more runs near the optimum would narrow it."
             )
     found += [f"{best.approach}: {flag}." for flag in best.flags]
+    found = grouped(found)
     if not best.holdout.points:
         found.append("No budget could be held out, so nothing tells how far the fit misses what it has not seen.")
     return found
+
+
+def grouped(lines: Sequence[str], few: int = 2) -> list[str]:
+    """Lines that differ in their numbers only, beyond the first few, become one: `and 37 more like it`."""
+    kinds: dict[str, list[str]] = {}
+    for line in dict.fromkeys(lines):
+        kinds.setdefault(re.sub(r"\d[\d.]*(e[+-]?\d+)?", "#", line), []).append(line)
+    shown = []
+    for same in kinds.values():
+        shown += same if len(same) <= few + 1 else [*same[:few], f"… and {len(same) - few} more like the line above"]
+    return shown
 
 
 def summary_class(analysis: Analysis) -> str:
