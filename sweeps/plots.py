@@ -137,11 +137,12 @@ def draw_scaling(axis: Any, analysis: Analysis, panel: int, markers: Sequence[Ma
 
 
 def _limit_loss(axis: Any, analysis: Analysis, c: Array, markers: Sequence[Marker]) -> None:
-    """The lines, minima and markers set the scale: one wild band must not flatten them."""
+    """The lines, minima and markers set the scale: one wild line or band must not flatten the others."""
     shown = [r.model.loss_opt(float(x)) for r in analysis.results.values() for x in (c[0], c[-1])]
     shown += [m.loss for m in analysis.minima if m.ok]
     shown += [end for m in markers for end in (m.loss, m.low, m.high) if end is not None]
-    good = [value for value in shown if np.isfinite(value) and value > 0]
+    measured = analysis.table.loss
+    good = [value for value in shown if 0.3 * measured.min() < value < 2 * measured.max()]
     if good:
         axis.set_ylim(min(good) / 1.04, max(good) * 1.04)
 

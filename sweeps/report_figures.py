@@ -14,6 +14,7 @@ from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, RunTable
 
 MOST_NAMED = 12  # budgets in a legend; more are a colour bar
+WILD = 20.0  # an approach whose residuals are this many times the smallest does not set the scale
 SAME_SIZE = 0.02  # runs whose ln N differs by less are one size
 
 
@@ -146,7 +147,8 @@ def misfit(analysis: Analysis) -> str | None:
             mec=GROUND, mew=0.3, label=f"{result.approach}: rms {np.sqrt(np.nanmean(off**2)):.2f}%",
         )  # fmt: skip
     axis.axhline(0, color=INK, lw=1)
-    limit = 1.15 * float(np.nanpercentile(np.abs(np.concatenate(every)), 98))
+    reach = [float(np.nanpercentile(np.abs(off), 98)) for off in every]
+    limit = 1.15 * max(size for size in reach if size <= WILD * min(reach))
     axis.set_ylim(-limit, limit)
     axis.set_xscale("log")
     axis.set_xlabel("N / N*, at the run's own compute")

@@ -124,7 +124,7 @@ def _curves(analysis: Analysis) -> str:
             ),
             (
                 figures.isoflop(analysis),
-                "Each colour is one budget, each point one run. Stars are the minima; a curve without a star was refused.",
+                "Each colour is one budget, each point one run. Stars are minima; a curve without a star was refused.",
             ),
         ]
     )

@@ -27,7 +27,7 @@ nav { display: flex; flex-wrap: wrap; gap: 0.2rem 1.1rem; margin: 0.8rem 0; font
 .warn { background: var(--warnbg); border-color: transparent; } .warn > p:first-child { color: var(--warn); }
 .bad { background: var(--badbg); border-color: transparent; } .bad > p:first-child { color: var(--bad); }
 .inside { color: var(--good); } .outside { color: var(--bad); }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22.5rem, 100%), 1fr)); gap: 1rem;
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem;
   margin: 1rem 0; }
 figure { margin: 0; padding: 0.6rem 0.6rem 0.8rem; max-width: 42rem; } figure svg, figure img { width: 100%;
   height: auto; display: block; }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sweeps.fit_report import quantity
-from sweeps.report_words import grouped, power, span
+from sweeps.report_words import grouped, plain, power, span
 from sweeps.scaling.analysis import Analysis
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.bootstrap import Interval
@@ -45,7 +45,7 @@ def decisions(analysis: Analysis) -> str:
         for d in result.decisions:
             row = [
                 name, power(d.budget), _with(quantity(d.n_opt), d.n_interval), _with(quantity(d.d_opt), d.d_interval),
-                f"{d.d_opt / d.n_opt:.3g}", _with(f"{d.loss:.3f}", d.loss_interval, 3),
+                f"{d.d_opt / d.n_opt:.3g}", _with(plain(d.loss, 3), d.loss_interval, 3),
             ]  # fmt: skip
             if with_rates:
                 row += [f"{d.lr:.2e}" if math.isfinite(d.lr) else "–", quantity(d.batch_tokens)]
@@ -63,7 +63,7 @@ def fits(analysis: Analysis) -> str:
         row = [
             f"{title_of(name)} ({name})", _with(f"{r.a:.3f}", r.a_interval, 3), _with(f"{r.b:.3f}", r.b_interval, 3),
             _with(f"{r.e:.3f}", r.e_interval, 3) if r.e else "not in the form",
-            f"{last.error:+.2%}" if last else "–", r.replicates.scheme if r.replicates else "none",
+            _error(last.error) if last else "–", r.replicates.scheme if r.replicates else "none",
         ]  # fmt: skip
         if with_bias:
             row.append(f"{r.bias.a:+.4f}; N* {r.bias.n_opt:+.1%}" if r.bias else "–")
@@ -76,7 +76,8 @@ def refusals(analysis: Analysis) -> str:
     """Approaches that gave no answer and why, budgets whose curve has no minimum, flags; empty when all is well."""
     lines = [f"{name} gave no answer: {why}" for name, why in analysis.refused.items()]
     lines += [f"{name}: {flag}" for name, r in analysis.results.items() for flag in r.flags]
-    lines += [f"IsoFLOP curve at {power(m.budget)} FLOPs refused: {m.reason}" for m in analysis.minima if not m.ok]
+    if "isoflop" not in analysis.results:  # else they are its flags
+        lines += [f"IsoFLOP curve at {power(m.budget)} FLOPs refused: {m.reason}" for m in analysis.minima if not m.ok]
     items = "".join(f"<li>{html.escape(line)}</li>" for line in grouped(lines))
     return f"<p><b>Refusals and flags</b></p><ul>{items}</ul>" if items else ""
 
@@ -85,6 +86,10 @@ def conventions(rows: Sequence[Any]) -> str:
     """Exponent under every convention the columns allow, a row for each approach and convention."""
     shown = [[r.approach, r.flops, r.n, f"{r.a:.3f}" + _ends(r.low, r.high)] for r in rows]
     return table(["approach", "FLOPs counted as", "N counted as", "a (95%)"], shown)
+
+
+def _error(share: float) -> str:
+    return f"{share:+.2%}" if abs(share) < 10 else f"{power(share)} times"
 
 
 def _ends(low: float, high: float) -> str:

@@ -25,7 +25,12 @@ def span(ends: Interval, digits: int | None = None) -> str:
         return "–"
     if digits is None:
         return f"{quantity(ends.low)} to {quantity(ends.high)}"
-    return f"{ends.low:.{digits}f} to {ends.high:.{digits}f}"
+    return f"{plain(ends.low, digits)} to {plain(ends.high, digits)}"
+
+
+def plain(value: float, digits: int) -> str:
+    """1.8847 -> 1.885; a number that is out of all proportion (a law that failed) in powers of ten."""
+    return f"{value:.{digits}f}" if abs(value) < 1e4 else power(value)
 
 
 def tiles(decision: Decision) -> list[tuple[str, str, str]]:
@@ -33,7 +38,7 @@ def tiles(decision: Decision) -> list[tuple[str, str, str]]:
     shown = [
         ("Size N*", f"{quantity(decision.n_opt)} parameters", f"95%: {span(decision.n_interval)}"),
         ("Tokens D*", f"{quantity(decision.d_opt)} tokens", f"95%: {span(decision.d_interval)}"),
-        ("Expected loss", f"{decision.loss:.3f} nats/token", f"95%: {span(decision.loss_interval, 3)}"),
+        ("Expected loss", f"{plain(decision.loss, 3)} nats/token", f"95%: {span(decision.loss_interval, 3)}"),
         ("Tokens per parameter", f"{decision.d_opt / decision.n_opt:.3g}", "D* over N*"),
     ]
     if math.isfinite(decision.lr):
@@ -81,7 +86,7 @@ def cautions(analysis: Analysis) -> list[str]:
                 f"{ends.high / ends.low:.1f}; more runs near the optimum would narrow it."
             )
     found += [f"{best.approach}: {flag}." for flag in best.flags]
-    found = grouped(found)
+    found = grouped(found, few=1)
     if not best.holdout.points:
         found.append("No budget could be held out, so nothing tells how far the fit misses what it has not seen.")
     return found
