@@ -16,7 +16,9 @@ from sweeps.records import client
 from tests.plugins.mlflow_server import MLflowServer
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
-PATIENCE_MS = 90_000
+pytestmark = pytest.mark.slow  # a server, a browser and their pages: half a minute of CPU
+
+PATIENCE_MS = 180_000
 WIDE_IMAGES = "[...document.images].filter(i => i.src.startsWith('blob:') && i.naturalWidth > 900).length"
 
 
