@@ -2,121 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from lm.errors import ConfigError
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class BatchRule:
-    """Batch size by run length: B = max(min_sequences, round(sequences (D / at_tokens)^exponent)).
-
-    The best batch grows with the run (McCandlish et al. 2018, arXiv 1812.06162): one size for all budgets would
-    handicap the small ones.
-
-    Attributes:
-        sequences: B of a run of at_tokens tokens.
-        at_tokens: see sequences.
-        exponent: 0 gives every run the same batch.
-        min_sequences: lower bound.
-    """
-
-    sequences: float = 4
-    at_tokens: float = 4e5
-    exponent: float = 0.5
-    min_sequences: int = 2
-
-    def __post_init__(self) -> None:
-        if self.sequences <= 0 or self.at_tokens <= 0 or self.min_sequences < 1 or not 0 <= self.exponent <= 1:
-            raise ConfigError(
-                "batch: sequences and at_tokens must be positive, min_sequences at least 1, exponent in [0, 1]"
-            )
-
-    def sequences_for(self, tokens: float) -> int:
-        """Sequences a batch of a run of `tokens` tokens."""
-        return max(self.min_sequences, round(self.sequences * (tokens / self.at_tokens) ** self.exponent))
-
-
-@dataclass(frozen=True)
-class WarmupRule:
-    """Warmup by run length: max(min_steps, fraction of the steps), at most half of them.
-
-    A warmup of fixed length is too long for small runs and bends the fitted exponent (Porian et al. 2024,
-    arXiv 2406.19146).
-    """
-
-    min_steps: int = 20
-    fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.min_steps < 0 or not 0 <= self.fraction <= 0.5:
-            raise ConfigError("warmup: min_steps must not be negative and fraction must be in [0, 0.5]")
-
-    def steps_for(self, steps: int) -> int:
-        """Warmup steps of a run of `steps` steps."""
-        return min(max(self.min_steps, round(self.fraction * steps)), steps // 2)
-
-
-@dataclass(frozen=True)
-class DataSection:
-    """Corpus of the sweep.
-
-    Attributes:
-        dir: folder made by `python -m recipes.data prepare`.
-        sequence_length: T in tokens.
-        weights: share of each source; None takes them in proportion to their tokens.
-        validation_windows: windows of each source that the final validation reads.
-    """
-
-    dir: str = "data/demo"
-    sequence_length: int = 128
-    weights: dict[str, float] | None = None
-    validation_windows: int = 350
-
-    def __post_init__(self) -> None:
-        if self.sequence_length < 2 or self.validation_windows < 1:
-            raise ConfigError("data: sequence_length must be at least 2 tokens and validation_windows at least 1")
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What one trial takes.
-
-    Attributes:
-        cpus: cores of each process; it runs as many threads.
-        gpus: devices of each process, may be a fraction: several small trials share one.
-        processes: ranks that train one cell, all on one node.
-        strategy: of several processes: ddp, fsdp, hsdp, zero1, zero2 or zero3.
-        hang_seconds: ranks that finish no batch for so long are ended and go on from the newest checkpoint.
-    """
-
-    cpus: int = 1
-    gpus: float = 0
-    processes: int = 1
-    strategy: str = "ddp"
-    hang_seconds: float = 600
-
-    def __post_init__(self) -> None:
-        if self.cpus < 1 or self.gpus < 0:
-            raise ConfigError("resources: cpus must be at least 1 and gpus not negative")
-        if self.processes < 1 or self.hang_seconds <= 0:
-            raise ConfigError("resources: processes must be at least 1 and hang_seconds positive")
-        if self.processes > 1 and self.gpus != int(self.gpus):
-            raise ConfigError("resources: each of several processes needs whole gpus, 1 or (on CPUs) 0")
-
-    @property
-    def trial_cpus(self) -> int:
-        """Cores of all processes of a trial."""
-        return self.cpus * self.processes
+from sweeps.parsing import as_list, make, real, whole
+from sweeps.rules import (
+    MODES,
+    BatchRule,
+    DataSection,
+    DepthRule,
+    HorizonRule,
+    Resources,
+    Retries,
+    SizeRule,
+    WarmupRule,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,7 +32,10 @@ class SweepConfig:
     Attributes:
         name: of the sweep; with the grid it decides what --resume continues.
         experiment: MLflow experiment of parent and cells.
-        budgets: FLOPs of each IsoFLOP curve -> widths (d_model) tried on it.
+        budgets: FLOPs of each IsoFLOP curve -> widths (d_model) tried on it; no widths where `sizes` finds them.
+        sizes: rule that finds each budget's widths; None: they are listed.
+        depth: rule of the number of layers.
+        mode: runs (each cell is a run of its own) or trunk (see sweeps.trunks).
         seeds: each cell runs once per seed (initial values and data order).
         data: corpus.
         model: fields of lm.config.ModelConfig but vocab_size, d_model and n_heads, which follow from corpus and grid.
@@ -134,6 +43,7 @@ class SweepConfig:
         optim: fields of lm.optim.groups.OptimConfig; the warmup follows from its own rule.
         batch: rule of the batch size.
         warmup: rule of the warmup.
+        lr_horizon: rule of the learning rate over the run's length.
         tolerance: largest relative distance of a cell's FLOPs from its budget.
         min_steps: a cell with fewer optimizer steps is an error.
         max_epochs: passes over a source above which a warning is printed.
@@ -141,11 +51,15 @@ class SweepConfig:
         runs_dir: folder of Ray's files and of the result.
         resources: of one trial.
         max_failures: times a trial whose process died is started again.
+        retries: times a cell that failed or diverged is tried again.
     """
 
     name: str
     budgets: dict[float, tuple[int, ...]]
     experiment: str = "scalewright"
+    sizes: SizeRule | None = None
+    depth: DepthRule = field(default_factory=DepthRule)
+    mode: str = "runs"
     seeds: tuple[int, ...] = (0,)
     data: DataSection = field(default_factory=DataSection)
     model: dict[str, Any] = field(default_factory=dict)
@@ -153,6 +67,7 @@ class SweepConfig:
     optim: dict[str, Any] = field(default_factory=dict)
     batch: BatchRule = field(default_factory=BatchRule)
     warmup: WarmupRule = field(default_factory=WarmupRule)
+    lr_horizon: HorizonRule = field(default_factory=HorizonRule)
     tolerance: float = 0.01
     min_steps: int = 50
     max_epochs: float = 4.0
@@ -160,6 +75,7 @@ class SweepConfig:
     runs_dir: str = "runs"
     resources: Resources = field(default_factory=Resources)
     max_failures: int = 2
+    retries: Retries = field(default_factory=Retries)
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -169,10 +85,15 @@ class SweepConfig:
         for budget, widths in self.budgets.items():
             if not (math.isfinite(budget) and budget > 0):
                 raise ConfigError(f"budgets: {budget:g} is not a positive number of FLOPs")
-            if not widths or any(width < 1 for width in widths):
+            if self.sizes is not None and widths:
+                raise ConfigError(f"budgets: {budget:g} names widths, and sizes would find others: keep one of the two")
+            if self.sizes is None and (not widths or any(width < 1 for width in widths)):
                 raise ConfigError(f"budgets: {budget:g} needs a list of widths, all positive, got {list(widths)}")
             if len(set(widths)) != len(widths):
                 raise ConfigError(f"budgets: {budget:g} names a width twice: {list(widths)}")
+        if self.mode not in MODES:
+            raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        self._check_trunk()
         if self.precision == "auto":
             raise ConfigError("precision auto would differ between the cells of a sweep; take 32-true or bf16-mixed")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -180,9 +101,27 @@ class SweepConfig:
         if not 0 < self.tolerance < 1 or self.min_steps < 1 or self.max_failures < 0:
             raise ConfigError("tolerance must be in (0, 1), min_steps at least 1, max_failures not negative")
 
+    def _check_trunk(self) -> None:
+        """What one stable phase for several budgets asks for."""
+        if self.mode != "trunk":
+            return
+        if (kind := self.optim.get("schedule", {}).get("kind", "cosine")) != "wsd":
+            raise ConfigError(
+                f"mode trunk needs optim.schedule.kind wsd, whose rate does not know the length; got {kind}"
+            )
+        if self.lr_horizon.exponent:
+            raise ConfigError(
+                "mode trunk: one trunk has one learning rate for all budgets; leave lr_horizon.exponent at 0"
+            )
+        if self.resources.processes > 1:
+            raise ConfigError(
+                "mode trunk trains each size in one process; set resources.processes to 1 or mode to runs"
+            )
+
 
 _SECTIONS: dict[str, type] = {
-    "data": DataSection, "batch": BatchRule, "warmup": WarmupRule, "resources": Resources,
+    "data": DataSection, "batch": BatchRule, "warmup": WarmupRule, "resources": Resources, "depth": DepthRule,
+    "lr_horizon": HorizonRule, "retries": Retries, "sizes": SizeRule,
 }  # fmt: skip
 
 
@@ -213,70 +152,46 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 def parse_config(raw: Mapping[str, Any]) -> SweepConfig:
     """A SweepConfig from plain values, as load_config."""
     values = dict(raw)
+    if "early_stop" in values:
+        raise ConfigError(
+            "early_stop: an IsoFLOP cell is never stopped early, the loss at its own end is what it measures; remove it"
+            " (sweeps.mup_lr can stop runs)"
+        )
     for name, section in _SECTIONS.items():
-        if name in values:
-            values[name] = _make(section, values[name], name)
+        if name not in values or (name == "sizes" and values[name] is None):
+            continue
+        content = values[name]
+        if name == "sizes" and isinstance(content, Mapping) and "tokens_per_parameter" in content:
+            content = {**content, "tokens_per_parameter": _range(content["tokens_per_parameter"])}
+        values[name] = make(section, content, name)
     if "budgets" in values:
-        values["budgets"] = _budgets(values["budgets"])
+        values["budgets"] = _budgets(values["budgets"], values.get("sizes") is not None)
     if "seeds" in values:
-        values["seeds"] = tuple(_whole(seed, "seeds") for seed in _list(values["seeds"], "seeds"))
-    return _make(SweepConfig, values, "")
+        values["seeds"] = tuple(whole(seed, "seeds") for seed in as_list(values["seeds"], "seeds"))
+    return make(SweepConfig, values, "")
 
 
-def _make(kind: type[_T], values: Any, where: str) -> _T:
-    prefix = f"{where}." if where else ""
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} must be a set of settings, got {values!r}")
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    unknown = [name for name in values if name not in fields]
-    if unknown:
-        raise ConfigError(f"unknown setting {prefix}{unknown[0]}; known: {', '.join(fields)}")
-    missing = [
-        name for name, f in fields.items()
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]  # fmt: skip
-    if missing:
-        raise ConfigError(f"{prefix}{missing[0]} is missing")
-    typed = {name: _number(fields[name].type, value, prefix + name) for name, value in values.items()}
-    return kind(**typed)
+def _range(value: Any) -> tuple[float, float]:
+    ends = [real(end, "sizes.tokens_per_parameter") for end in as_list(value, "sizes.tokens_per_parameter")]
+    if len(ends) != 2:
+        raise ConfigError(f"sizes.tokens_per_parameter must be [low, high], got {value!r}")
+    return ends[0], ends[1]
 
 
-def _number(annotation: Any, value: Any, where: str) -> Any:
-    """YAML reads 4e5 as a string, and 4.0 where a whole number is meant: accept both, refuse the rest."""
-    if annotation == "int":
-        return _whole(value, where)
-    if annotation == "float":
-        return _real(value, where)
-    return value
-
-
-def _real(value: Any, where: str) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} must be a number, got {value!r}") from None
-
-
-def _whole(value: Any, where: str) -> int:
-    number = _real(value, where)
-    if not number.is_integer():
-        raise ConfigError(f"{where} must be a whole number, got {value!r}")
-    return int(number)
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} must be a list, got {value!r}")
-    return list(value)
-
-
-def _budgets(value: Any) -> dict[float, tuple[int, ...]]:
+def _budgets(value: Any, solved: bool) -> dict[float, tuple[int, ...]]:
+    """FLOPs and widths, or, where a rule finds the widths, a list of FLOPs."""
+    if isinstance(value, list | tuple):
+        if not solved:
+            raise ConfigError("budgets is a list of FLOPs: add sizes, the rule that finds widths, or list them")
+        value = {str(budget): () for budget in value} if len(set(map(str, value))) == len(value) else None
+        if value is None:
+            raise ConfigError("budgets names a number of FLOPs twice")
     if not isinstance(value, Mapping):
         raise ConfigError("budgets must name FLOPs and widths, such as 1.0e+12: [32, 48, 64]")
     table = {
-        _real(budget, "budgets"): tuple(_whole(w, f"budgets.{budget}") for w in _list(widths, f"budgets.{budget}"))
+        real(budget, "budgets"): tuple(
+            whole(w, f"budgets.{budget}") for w in as_list([] if widths is None else widths, f"budgets.{budget}")
+        )
         for budget, widths in value.items()
     }
     if len(table) != len(value):

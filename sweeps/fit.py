@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recipes.command import command_parser, exit_status
 from sweeps import answers
-from sweeps.fit_report import FitReport, result_metrics
-from sweeps.records import KIND, OPTIONAL_COLUMNS, PARENT, describe_fits, log_run, read_runs
+from sweeps.fit_report import FitReport
+from sweeps.records import OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import Analysis, analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
@@ -79,42 +78,10 @@ def fit_experiment(
     if not analysis.results:
         analysis.best  # noqa: B018  raises with every reason
     if mlflow_experiment is not None:
+        from sweeps.mlflow_fits import log_fit
+
         report.mlflow_run_ids.update(log_fit(report, mlflow_experiment, parent_run_id, tracking_uri))
     return report
-
-
-def log_fit(
-    report: FitReport, experiment: str, parent_run_id: str | None = None, tracking_uri: str | None = None
-) -> dict[str, str]:
-    """Logs each approach as its own MLflow run (kind `fit`), for the UI to compare; returns run ids by approach."""
-    from sweeps.plots import plot_all
-
-    table = report.analysis.table
-    ids: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        files = plot_all(report.analysis, Path(folder))
-        numbers = Path(folder) / "fit.json"
-        numbers.write_text(json.dumps(report.as_dict(), indent=1))
-        for name, result in report.analysis.results.items():
-            params = {
-                "approach": name,
-                "flops_convention": table.convention,
-                "n_convention": table.n_convention,
-                "n_runs": len(table),
-                "n_excluded": len(table.excluded),
-                "budgets": " ".join(f"{b:g}" for b in table.budgets),
-                "bootstrap": report.bootstrap,
-                "scheme": result.replicates.scheme if result.replicates else "none",
-                "source": report.source,
-                "flags": "; ".join(result.flags) or "none",
-                "verdict": report.analysis.verdict,
-            }
-            ids[name] = log_run(
-                experiment, f"fit-{name}", {KIND: "fit"}, params, result_metrics(result), [*files, numbers],
-                parent_run_id, tracking_uri, f"```\n{report.text()}\n```",
-            )  # fmt: skip
-    describe_fits(experiment, list(ids.values()), report.text(), tracking_uri)
-    return ids
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,9 +102,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def add_run_arguments(p: argparse.ArgumentParser) -> None:
-    """Options that `sweeps.fit` and `sweeps.forecast` share: which runs, and how to fit them."""
-    p.add_argument("--runs", required=True, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
+def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None:
+    """Options that `sweeps.fit`, `sweeps.forecast` and `sweeps.report` share: which runs, and how to fit them."""
+    p.add_argument("--runs", required=required, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
     p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"])
     for key, meaning in (
         ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),

@@ -1,4 +1,4 @@
-"""A fit as text, as plain values for JSON, and as MLflow metrics. No fitting here."""
+"""A fit as text and as plain values for JSON. No fitting here."""
 
 from __future__ import annotations
 
@@ -85,32 +85,6 @@ def result_dict(result: Result) -> dict[str, Any]:
         "decisions": [_decision_dict(d) for d in result.decisions],
         "flags": list(result.flags),
     }
-
-
-def result_metrics(result: Result) -> dict[str, float]:
-    """One approach's numbers as MLflow metrics: names short enough to be columns; only finite values.
-
-    The decision's names (n_opt, d_opt, loss_pred and their ends) are of the first target budget.
-    """
-    metrics = {
-        "a": result.a, "a_lo": result.a_interval.low, "a_hi": result.a_interval.high,
-        "b": result.b, "b_lo": result.b_interval.low, "b_hi": result.b_interval.high,
-        "e": result.e, "e_lo": result.e_interval.low, "e_hi": result.e_interval.high,
-    }  # fmt: skip
-    if result.bias is not None:
-        metrics["bias_n"] = result.bias.n_opt
-    if result.holdout.last is not None:
-        metrics |= {"holdout_err": result.holdout.last.error, "holdout_size": result.holdout.relative_error}
-    if result.decisions:
-        d = result.decisions[0]
-        metrics |= {
-            "budget": d.budget, "n_opt": d.n_opt, "n_lo": d.n_interval.low, "n_hi": d.n_interval.high,
-            "d_opt": d.d_opt, "d_lo": d.d_interval.low, "d_hi": d.d_interval.high,
-            "loss_pred": d.loss, "loss_lo": d.loss_interval.low, "loss_hi": d.loss_interval.high,
-            "lr_opt": d.lr, "lr_lo": d.lr_interval.low, "lr_hi": d.lr_interval.high, "batch_opt": d.batch_tokens,
-        }  # fmt: skip
-    metrics |= {k: v for k, v in result.model.parameters.items() if isinstance(v, float)}
-    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _decision_dict(decision: Decision) -> dict[str, Any]:

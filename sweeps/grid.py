@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lm.config import ModelConfig, MuPConfig
+from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, flops_per_token, n_params, steps_for_budget, tokens_for_budget
 from sweeps.config import SweepConfig
+from sweeps.shapes import model_config
+from sweeps.sizes import widths_of
 
 # Part of every cell's id: raise it when a change of the code changes what a cell measures.
 CELL_VERSION = 1
@@ -103,34 +106,59 @@ def build_grid(config: SweepConfig, corpus: Corpus) -> list[Cell]:
     """All cells, the longest first so that no core waits for a long run at the end.
 
     Raises:
-        ConfigError: a cell that cannot be built, is too short, or misses its budget; all such cells are named.
+        ConfigError: a cell that cannot be built, is too short, or misses its budget; the first with its reason.
     """
-    cells, problems = [], []
-    for budget, widths in sorted(config.budgets.items()):
-        for width in sorted(widths):
+    cells, refused = plan_grid(config, corpus)
+    if refused:
+        more = f" (and {len(refused) - 1} more cells)" if len(refused) > 1 else ""
+        raise ConfigError(next(iter(refused.values())) + more)
+    return cells
+
+
+def plan_grid(config: SweepConfig, corpus: Corpus) -> tuple[list[Cell], dict[str, str]]:
+    """(all cells, the longest first; reasons by label of those among them that cannot be run).
+
+    Raises:
+        ConfigError: no grid can be planned at all.
+    """
+    widths = widths_of(config, lambda width: model_config(config, width, corpus.vocab_size))
+    shared = _shared_lengths(config, corpus, widths) if config.mode == "trunk" else {}
+    cells, refused = [], {}
+    for budget in sorted(widths):
+        for width in widths[budget]:
             for seed in config.seeds:
-                cell = make_cell(config, corpus, budget, width, seed)
-                problems += _problems(cell, config)
+                cell = make_cell(config, corpus, budget, width, seed, shared=shared.get(width))
+                if problem := _problem(cell, config):
+                    refused[cell.label] = problem
                 cells.append(cell)
-    if problems:
-        more = f" (and {len(problems) - 1} more cells)" if len(problems) > 1 else ""
-        raise ConfigError(problems[0] + more)
-    return sorted(cells, key=lambda cell: (-cell.relative_cost, cell.label))
+    return sorted(cells, key=lambda cell: (-cell.relative_cost, cell.label)), refused
 
 
-def make_cell(config: SweepConfig, corpus: Corpus, budget: float, width: int, seed: int, multiple: int = 1) -> Cell:
+def make_cell(
+    config: SweepConfig,
+    corpus: Corpus,
+    budget: float,
+    width: int,
+    seed: int,
+    multiple: int = 1,
+    shared: tuple[int, int] | None = None,
+) -> Cell:
     """The run of one width at one budget, by the sweep's rules.
 
     Args:
         multiple: the batch is rounded to a multiple of it, so that as many processes can share it.
+        shared: (sequences a batch, warmup steps) of all budgets of this width; None: by the rules from its own length.
 
     Raises:
         ConfigError: the width makes no model.
     """
     T = config.data.sequence_length
     model = model_config(config, width, corpus.vocab_size)
-    sequences = config.batch.sequences_for(tokens_for_budget(model, budget, T))
-    sequences = max(1, round(sequences / multiple)) * multiple
+    tokens = tokens_for_budget(model, budget, T)
+    if shared is None:
+        sequences = fitting_batch(model, [budget], config, config.batch.sequences_for(tokens), multiple)
+    else:
+        sequences = shared[0]
     steps = steps_for_budget(model, budget, T, sequences * T)
     cell = Cell(
         budget_flops=budget,
@@ -139,10 +167,51 @@ def make_cell(config: SweepConfig, corpus: Corpus, budget: float, width: int, se
         sequence_length=T,
         sequences=sequences,
         steps=steps,
-        warmup_steps=config.warmup.steps_for(steps),
-        lr=_learning_rate(config),
+        warmup_steps=config.warmup.steps_for(steps) if shared is None else shared[1],
+        lr=config.lr_horizon.lr_for(_learning_rate(config), tokens),
     )
     return dataclasses.replace(cell, cell_id=cell_id(cell, config, corpus))
+
+
+def fitting_batch(
+    model: ModelConfig, budgets: Sequence[float], config: SweepConfig, wanted: int, multiple: int = 1
+) -> int:
+    """Sequences a batch: the number nearest to `wanted`, at most a factor 2 away, with which whole steps hit every
+    budget; the rule's own where none does."""
+    T = config.data.sequence_length
+    rule = max(1, round(wanted / multiple)) * multiple
+
+    def hits(sequences: int) -> bool:
+        for budget in budgets:
+            steps = steps_for_budget(model, budget, T, sequences * T)
+            flops = steps * sequences * T * flops_per_token(model, T)
+            if abs(flops / budget - 1) > config.tolerance or steps < config.min_steps:
+                return False
+        return True
+
+    least, most = max(multiple, -(-rule // (2 * multiple)) * multiple), 2 * rule
+    near = sorted(range(least, most + 1, multiple), key=lambda sequences: (abs(sequences - rule), sequences))
+    return next((sequences for sequences in near if hits(sequences)), rule)
+
+
+def _shared_lengths(
+    config: SweepConfig, corpus: Corpus, widths: Mapping[float, Sequence[int]]
+) -> dict[int, tuple[int, int]]:
+    """Of each width in mode trunk: (sequences a batch, warmup steps), which one trunk can have only once.
+
+    The batch is the rule's for the geometric mean of the runs' lengths, the warmup the shortest run's.
+    """
+    T = config.data.sequence_length
+    found = {}
+    for width in sorted({width for row in widths.values() for width in row}):
+        model = model_config(config, width, corpus.vocab_size)
+        budgets = [budget for budget, row in widths.items() if width in row]
+        tokens = [tokens_for_budget(model, budget, T) for budget in budgets]
+        mean = math.exp(sum(map(math.log, tokens)) / len(tokens))
+        sequences = fitting_batch(model, budgets, config, config.batch.sequences_for(mean))
+        shortest = steps_for_budget(model, min(budgets), T, sequences * T)
+        found[width] = (sequences, config.warmup.steps_for(shortest))
+    return found
 
 
 def _learning_rate(config: SweepConfig) -> float:
@@ -153,62 +222,20 @@ def _learning_rate(config: SweepConfig) -> float:
         raise ConfigError(f"optim.lr must be a number, got {lr!r}") from None
 
 
-def _problems(cell: Cell, config: SweepConfig) -> list[str]:
+def _problem(cell: Cell, config: SweepConfig) -> str:
+    """Why a cell cannot be run; empty when it can."""
     where = f"cell {cell.budget_flops:g} FLOPs, d_model {cell.model.d_model}"
     if cell.steps < config.min_steps:
-        return [
+        return (
             f"{where}: only {cell.steps} steps of {cell.sequences} sequences, min_steps is {config.min_steps};"
             " drop the width, raise the budget or lower batch.sequences"
-        ]
+        )
     if abs(cell.deviation) > config.tolerance:
-        return [
+        return (
             f"{where}: whole steps miss the budget by {cell.deviation:+.1%}, tolerance is {config.tolerance:.1%};"
             " drop the width or lower batch.sequences"
-        ]
-    return []
-
-
-def model_config(config: SweepConfig, width: int, vocab_size: int) -> ModelConfig:
-    """Shape of the size `width`.
-
-    Raises:
-        ConfigError: an unknown or bad setting of `model`, or a width that no allowed head size divides.
-    """
-    settings: dict[str, Any] = dict(config.model)
-    for owned in ("vocab_size", "d_model", "n_heads"):
-        if owned in settings:
-            raise ConfigError(f"model.{owned} follows from the corpus, the widths and d_head; remove it")
-    if isinstance(settings.get("mup"), Mapping):
-        settings["mup"] = _dataclass(MuPConfig, settings["mup"], "model.mup")
-    settings |= {"vocab_size": vocab_size, "d_model": width, "n_heads": width // head_size(width, config.d_head)}
-    settings.setdefault("n_layers", 3)
-    return _dataclass(ModelConfig, settings, "model")
-
-
-def head_size(width: int, d_head: int) -> int:
-    """The even divisor of `width` nearest to `d_head` by ratio, at most a factor 2 away; the larger one of equals.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    divisors = [size for size in range(2, width + 1, 2) if width % size == 0 and d_head <= 2 * size <= 4 * d_head]
-    if not divisors:
-        raise ConfigError(
-            f"width {width} does not divide by a head size near {d_head} (even, {-(-d_head // 2)} to {2 * d_head});"
-            f" take {max(1, round(width / d_head)) * d_head} or change d_head"
         )
-    return min(divisors, key=lambda size: (max(size / d_head, d_head / size), -size))
-
-
-def _dataclass(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    known = [f.name for f in dataclasses.fields(kind)]
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        raise ConfigError(f"unknown setting {where}.{unknown[0]}; known: {', '.join(known)}")
-    try:
-        return kind(**values)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}") from None
+    return ""
 
 
 def cell_id(cell: Cell, config: SweepConfig, corpus: Corpus) -> str:
@@ -237,42 +264,3 @@ def _set_values(model: ModelConfig) -> dict[str, Any]:
 def grid_id(cells: Sequence[Cell]) -> str:
     """12 hex digits over the set of cells: two sweeps with the same one measure the same."""
     return hashlib.sha256(" ".join(sorted(cell.cell_id for cell in cells)).encode()).hexdigest()[:12]
-
-
-def epoch_warnings(cells: Sequence[Cell], config: SweepConfig, corpus: Corpus) -> list[str]:
-    """One line for each source that the longest cell reads more than max_epochs times.
-
-    Beyond about 4 epochs repeated tokens are worth visibly less than fresh ones (Muennighoff et al. 2023,
-    arXiv 2305.16264), and curves with repeats measure something else.
-    """
-    longest = max(cells, key=lambda cell: cell.tokens)
-    weights: Mapping[str, float] = config.data.weights or corpus.train_tokens
-    total = sum(weights.values())
-    lines = []
-    for source, weight in weights.items():
-        unique = corpus.train_tokens.get(source, 0)
-        epochs = longest.tokens * weight / total / unique if unique else 0.0
-        if epochs > config.max_epochs:
-            lines.append(
-                f"cell {longest.label} reads {source} {epochs:.1f} times ({unique:,} unique tokens), max_epochs is"
-                f" {config.max_epochs:g}: give more text or drop the smallest widths of the largest budget"
-            )
-    return lines
-
-
-def grid_table(cells: Sequence[Cell]) -> str:
-    """The grid as text, one line a cell, ascending."""
-    header = (
-        f"{'cell':<14}{'id':<14}{'N':>9}{'tokens':>11}{'D/N':>7}{'steps':>7}{'warmup':>7}{'batch':>6}"
-        f"{'heads':>7}{'d_ff':>6}{'lr hidden':>11}{'FLOPs off':>11}"
-    )
-    lines = [header]
-    for cell in sorted(cells, key=lambda c: (c.budget_flops, c.model.d_model, c.seed)):
-        model = cell.model
-        lines.append(
-            f"{cell.label:<14}{cell.cell_id:<14}{cell.n_params:>9,}{cell.tokens:>11,}"
-            f"{cell.tokens / cell.n_params:>7.1f}{cell.steps:>7,}"
-            f"{cell.warmup_steps:>7}{cell.sequences:>6}{f'{model.n_heads}x{model.d_head}':>7}"
-            f"{model.d_ff:>6}{cell.lr / model.width_multiplier:>11.2e}{cell.deviation:>+11.2%}"
-        )
-    return "\n".join(lines)

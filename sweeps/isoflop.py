@@ -30,8 +30,13 @@ from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
-from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table
+from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
+from sweeps.grid_text import epoch_warnings, grid_table
+from sweeps.job_list import jobs_of
+from sweeps.jobs import Job
+from sweeps.kind import SweepKind
 from sweeps.leftovers import remove_leftovers
+from sweeps.trunks import savings, trunks_of
 
 
 @dataclass(frozen=True)
@@ -79,16 +84,29 @@ def run_sweep(config: SweepConfig, resume: bool = False, cores: int | None = Non
         ConfigError: bad grid or corpus, or an unfinished sweep of that name without `resume`.
         KeyboardInterrupt: stopped; everything finished is kept.
     """
+    corpus = read_corpus(config.data.dir)
+    budgets = " ".join(f"{budget:g}" for budget in sorted(config.budgets))
+    kind = SweepKind(parent_params={"budgets": budgets, "config": json.dumps(asdict(config), sort_keys=True)})
+    return run_grid(config, corpus, build_grid(config, corpus), kind, resume, cores)
+
+
+def run_grid(
+    config: SweepConfig,
+    corpus: Corpus,
+    cells: list[Cell],
+    kind: SweepKind,
+    resume: bool = False,
+    cores: int | None = None,
+) -> SweepResult:
+    """Run what is missing of these cells, as run_sweep does for those of an IsoFLOP grid."""
     from plugins.loggers.tracking import absolute_uri, check_store, tracking_uri
 
-    corpus = read_corpus(config.data.dir)
-    cells = build_grid(config, corpus)
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     uri = absolute_uri(tracking_uri())
     check_store(uri)
     with exclusive(_lock_file(uri, config), f"another command runs sweep {config.name}: wait for it, or stop it first"):
-        return _run_missing(config, corpus, cells, uri, resume, cores)
+        return _run_missing(config, corpus, cells, kind, uri, resume, cores)
 
 
 def _lock_file(uri: str, config: SweepConfig) -> Path:
@@ -98,7 +116,13 @@ def _lock_file(uri: str, config: SweepConfig) -> Path:
 
 
 def _run_missing(
-    config: SweepConfig, corpus: Corpus, cells: list[Cell], uri: str, resume: bool, cores: int | None
+    config: SweepConfig,
+    corpus: Corpus,
+    cells: list[Cell],
+    kind: SweepKind,
+    uri: str,
+    resume: bool,
+    cores: int | None,
 ) -> SweepResult:
     from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger
     from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
@@ -112,10 +136,16 @@ def _run_missing(
     utilisation = None
     if choice.missing:
         _check_room(config, cores or _cores())
-        parent = choice.run_id or _new_parent(ledger, config, cells)
+        parent = choice.run_id or _new_parent(ledger, config, cells, kind)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        utilisation = _run_cells(ledger, config, cells, choice.missing, parent, cores or _cores())
+        trunks = trunks_of(cells, config, corpus)
+        jobs = jobs_of(choice.missing, trunks, config, uri, parent, _facts(config, corpus))
+        if trunks:
+            print(savings(trunks), flush=True)
+        for job in jobs if kind.extend else ():
+            kind.extend(job.key, job.spec)  # type: ignore[misc]
+        utilisation = _run_jobs(ledger, config, cells, jobs, kind, parent, cores or _cores())
     else:
         parent = choice.run_id or ""
     rows = result_rows(ledger, parent, cells)
@@ -141,41 +171,60 @@ def _cores() -> int:
     return usable_cores()
 
 
-def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell]) -> str:
+def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell], kind: SweepKind) -> str:
     from recipes.version import git_commit
 
     params = {
         "sweep": config.name,
         "cells": len(cells),
-        "budgets": " ".join(f"{budget:g}" for budget in sorted(config.budgets)),
         "git_commit": git_commit(),
-        "config": json.dumps(asdict(config), sort_keys=True),
+        **kind.parent_params,
     }
-    note = f"IsoFLOP sweep `{config.name}`: {len(cells)} cells.\n\n```\n{grid_table(cells)}\n```"
+    note = f"{kind.title} `{config.name}`: {len(cells)} cells.\n\n```\n{kind.table(cells)}\n```"
     return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
 
 
-def _run_cells(
-    ledger: Any, config: SweepConfig, cells: Sequence[Cell], missing: Sequence[Cell], parent: str, cores: int
+def _facts(config: SweepConfig, corpus: Corpus) -> dict[str, Any]:
+    """Params of every cell that tables of runs have columns for."""
+    sources = config.data.weights or corpus.train_tokens
+    return {
+        "source": "+".join(sorted(sources)),
+        "unique_tokens": sum(corpus.train_tokens.get(name, 0) for name in sources),
+    }
+
+
+def _run_jobs(
+    ledger: Any,
+    config: SweepConfig,
+    cells: Sequence[Cell],
+    jobs: Sequence[Job],
+    kind: SweepKind,
+    parent: str,
+    cores: int,
 ) -> float:
-    from plugins.loggers.sweep_ledger import this_driver
+    from plugins.loggers.sweep_ledger import CELL, RUNNING, TRUNK, this_driver
     from sweeps.ray_session import ray_session
     from sweeps.tuning import run_trials
 
     ledger.claim(parent, grid_id(cells), this_driver())
+    running = sum(job.spec["kind"] == CELL for job in jobs)
     started = time.perf_counter()
     try:
-        with ray_session(cores, config.resources.cpus) as session, _interruptible():
-            ledger.claim(parent, grid_id(cells), this_driver(session["session"]))
-            compute_seconds = run_trials(ledger, config, missing, parent, done_before=len(cells) - len(missing))
+        with ray_session(cores, config.resources) as session, _interruptible():
+            ledger.claim(parent, grid_id(cells), this_driver(session.name))
+            done_before = len(cells) - running
+            compute_seconds = run_trials(ledger, config, jobs, parent, session.slots, done_before, kind)
             wall_seconds = time.perf_counter() - started
     except KeyboardInterrupt:
         ledger.supersede(ledger.cells(parent))
+        for run in ledger.cells(parent, TRUNK):
+            if run.status == RUNNING:
+                ledger.finish_sweep(run.run_id, "interrupted", {})
         ledger.finish_sweep(parent, "interrupted", {})
         raise
-    utilisation = compute_seconds / (session["cores"] * wall_seconds)
+    utilisation = compute_seconds / (session.units * wall_seconds)
     print(
-        f"{len(missing)} cells in {wall_seconds:.0f} s on {session['cores']} cores: {compute_seconds:.0f} compute"
+        f"{running} cells in {wall_seconds:.0f} s on {session.units:g} {session.unit}: {compute_seconds:.0f} compute"
         f" seconds, utilisation {utilisation:.0%}",
         flush=True,
     )
@@ -229,12 +278,16 @@ def _command(args: argparse.Namespace) -> int:
 
 def _dry_run(config: SweepConfig) -> int:
     corpus = read_corpus(config.data.dir)
-    cells = build_grid(config, corpus)
-    print(grid_table(cells))
+    cells, refused = plan_grid(config, corpus)
+    print(grid_table(cells, refused))
     for line in epoch_warnings(cells, config, corpus):
         print(f"warning: {line}", file=sys.stderr)
     print(f"{len(cells)} cells, {sum(cell.flops for cell in cells):.3g} FLOPs, grid {grid_id(cells)}; nothing was run")
-    return 0
+    if trunks := trunks_of(cells, config, corpus):
+        print(savings(trunks))
+    for reason in refused.values():
+        print(f"error: {reason}", file=sys.stderr)
+    return 2 if refused else 0
 
 
 def _print_rows(result: SweepResult) -> None:

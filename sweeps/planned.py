@@ -10,8 +10,9 @@ from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.plan import n_params
 from sweeps.config import SweepConfig
-from sweeps.grid import Cell, Corpus, make_cell, model_config
+from sweeps.grid import Cell, Corpus, make_cell
 from sweeps.recipe import cell_recipe
+from sweeps.shapes import model_config
 
 WIDTH_STEP = 8
 _MAX_WIDTH = 1 << 15

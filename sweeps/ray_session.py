@@ -7,8 +7,12 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from lm.errors import ConfigError
+from sweeps.rules import Resources
 
 # Ray reads these when it is imported or started.
 _QUIET = {
@@ -24,23 +28,40 @@ _QUIET = {
 _OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
 
 
+@dataclass(frozen=True)
+class Session:
+    """A Ray that runs.
+
+    Attributes:
+        name: of Ray's session on this machine; empty on a cluster.
+        units: cores there are, or devices where trials take any.
+        unit: cores or GPUs.
+        slots: trials that have room at the same time.
+    """
+
+    name: str
+    units: float
+    unit: str
+    slots: int
+
+
 @contextlib.contextmanager
-def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
+def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
     """Ray for the length of the block.
 
     Args:
         cores: CPUs of a cluster of this machine's own; a cluster that RAY_ADDRESS names keeps its own count.
-        threads: of each trial.
+        resources: of each trial.
 
-    Yields:
-        {"session": name of Ray's session, "cores": CPUs there are}.
+    Raises:
+        ConfigError: the cluster has no room for one trial, or cannot be reached.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray
 
     address = os.environ.get("RAY_ADDRESS")
-    variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    variables = {name: str(resources.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     common: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -61,9 +82,29 @@ def ray_session(cores: int, threads: int) -> Iterator[dict[str, Any]]:
     try:
         node: Any = ray._private.worker._global_node
         session = "" if address else os.path.basename(node.get_session_dir_path())
-        yield {"session": session, "cores": int(ray.cluster_resources().get("CPU", 0))}
+        yield _described(session, resources)
     finally:
         ray.shutdown()
+
+
+def _described(name: str, resources: Resources) -> Session:
+    """What trials have room on, node by node: a trial never spans two."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
+    slots = 0
+    for node in nodes:
+        room = node.get("CPU", 0.0) / resources.trial_cpus
+        if resources.gpus:
+            room = min(room, node.get("GPU", 0.0) / resources.trial_gpus)
+        slots += int(room + 1e-9)
+    if slots == 0:
+        raise ConfigError(
+            f"no node has room for a trial: it takes {resources.trial_cpus} cores and {resources.trial_gpus:g} GPUs,"
+            f" the {len(nodes)} nodes have {cpus:g} cores and {gpus:g} GPUs together"
+        )
+    return Session(name, gpus, "GPUs", slots) if resources.gpus else Session(name, cpus, "cores", slots)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import math
 import time
-import urllib.parse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ PAGE = 1000
 PARENT = "sweep_run_id"  # column of a cell's parent run, beside its params and metrics
 KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
-BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded"}
+BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded", "stopped"}
 
 # Column of each quantity: in a CSV its header; in MLflow a param or metric.
 CSV_COLUMNS = {"n": "N_params", "d": "D_tokens", "c": "C_flops", "loss": "loss", "budget": "C_budget", "run": "run"}
@@ -275,7 +274,11 @@ def log_run(
     tracking_uri: str | None = None,
     note: str = "",
 ) -> str:
-    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing."""
+    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing.
+
+    Args:
+        artifacts: files, and folders that keep their name.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
     mlflow_client = client(tracking_uri)
@@ -292,26 +295,12 @@ def log_run(
         tags=[RunTag("scalewright.status", "complete")],
     )
     for path in artifacts:
-        mlflow_client.log_artifact(run_id, str(path))
+        if path.is_dir():
+            mlflow_client.log_artifacts(run_id, str(path), path.name)
+        else:
+            mlflow_client.log_artifact(run_id, str(path))
     mlflow_client.set_terminated(run_id)
     return run_id
-
-
-def describe_fits(experiment: str, run_ids: list[str], text: str, tracking_uri: str | None = None) -> None:
-    """Tags the experiment so that the UI opens on its runs, and writes the last fit into its description.
-
-    The part between the two markers is replaced; what others wrote there stays.
-    """
-    mlflow_client = client(tracking_uri)
-    found = mlflow_client.get_experiment_by_name(experiment)
-    begin, end = "<!-- fit -->", "<!-- /fit -->"
-    before, _, rest = found.tags.get("mlflow.note.content", "").partition(begin)
-    after = rest.partition(end)[2]
-    quoted = ",".join(f'"{run_id}"' for run_id in run_ids)
-    link = urllib.parse.quote(f'runs=[{quoted}]&experiments=["{found.experiment_id}"]', safe="=&")
-    block = f"{begin}\n## Last fit\n\n[Compare the fits](#/compare-runs?{link})\n\n```\n{text}\n```\n{end}"
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.experimentKind", "custom_model_development")
-    mlflow_client.set_experiment_tag(found.experiment_id, "mlflow.note.content", before + block + after)
 
 
 def add_to_run(

@@ -1,40 +1,35 @@
-"""Holds a finished run against the forecast that was made for it, and writes a report: one HTML file, no outside links.
+"""One HTML file, without outside links, of what a sweep says: decision, fits, figures, exclusions, forecasts.
+
+Of runs, from MLflow or a CSV, with the options of sweeps.fit; or of the folder that sweeps.decide wrote, where it also
+holds the finished run against the forecast and writes outcome.json, isoflop.png, scaling.png and the outcome to the
+forecast's MLflow run: measured loss, relative error, inside (1 or 0).
 
 Examples:
+    python -m sweeps.report --runs mlflow:scalewright-demo --budget 3.6e12 --out report.html
+    python -m sweeps.report --runs grid.csv --near all --where 'experiment == "llama_3__raw_loss"' --budget 3.8e25
     python -m sweeps.report --decision runs/demo                 the folder that sweeps.decide wrote
     python -m sweeps.report --decision runs/demo --runs-dir /scratch/runs
-
-Writes outcome.json, isoflop.png, scaling.png and report.html into the folder, and the outcome to the forecast's MLflow
-run: measured loss, relative error, inside (1 or 0).
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import html
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.files import write_text
-from sweeps.fit import fit_experiment
-from sweeps.fit_report import FitReport
-from sweeps.forecast import Check, Forecast, check, log_outcome, markers
+from sweeps.fit import add_run_arguments, fit_experiment, fit_from_arguments, warn_of_mixture
+from sweeps.forecast import Check, check, log_outcome, markers
+from sweeps.outcome import as_forecast, measured, outcome_section, read_decision
 from sweeps.plots import plot_all
-from sweeps.records import client
+from sweeps.report_extras import extras_of
+from sweeps.report_page import page
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-pre { background: #f6f6f4; padding: 1rem; overflow-x: auto; font-size: 13px; line-height: 1.45; }
-img { max-width: 100%; } h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
-.inside { color: #17643a; } .outside { color: #a3261b; }
-"""
+DEFAULT_OUT = Path("report.html")
 
 
 def report(folder: Path, runs_dir: Path) -> tuple[Check, dict[str, float]]:
@@ -52,77 +47,26 @@ def report(folder: Path, runs_dir: Path) -> tuple[Check, dict[str, float]]:
     run_id, metrics = measured(runs_dir / decision["run"])
     fit = fit_experiment(f"mlflow:{decision['experiment']}", budgets=[forecast.budget], parent_run_id=decision["sweep"])
     outcome = check(forecast, metrics["val_loss"])
-    figures = plot_all(fit.analysis, folder, markers(forecast, metrics["val_loss"]))
+    marks = markers(forecast, metrics["val_loss"])
+    figures = plot_all(fit.analysis, folder, marks)
     if not (folder / "outcome.json").exists():
         log_outcome(forecast, metrics["val_loss"], run_id, figures=figures)
     content = {"inside": outcome.inside, "relative_error": outcome.relative_error, "run_id": run_id, **metrics}
     write_text(folder / "outcome.json", json.dumps(content, indent=1))
-    write_text(folder / "report.html", page(fit, forecast, outcome, metrics, figures))
+    first = (outcome_section(forecast, outcome, metrics),)
+    extras = extras_of(decision["experiment"], f"Forecast and outcome: {decision['experiment']}", first, marks)
+    write_text(folder / "report.html", page(fit, extras))
     return outcome, metrics
-
-
-def read_decision(folder: Path) -> dict[str, Any]:
-    """forecast.json of a folder made by sweeps.decide."""
-    path = folder / "forecast.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no decision (no forecast.json): run python -m sweeps.decide --out {folder}")
-    return json.loads(path.read_text())
-
-
-def as_forecast(decision: dict[str, Any]) -> Forecast:
-    """The Forecast that sweeps.decide wrote down."""
-    values = {name: decision[name] for name in Forecast.__dataclass_fields__}
-    model = dict(decision["model"])
-    if model.get("mup") is not None:
-        model["mup"] = MuPConfig(**model["mup"])
-    return Forecast(**{**values, "model": ModelConfig(**model), "flags": tuple(decision["flags"])})
-
-
-def measured(run_dir: Path) -> tuple[str, dict[str, float]]:
-    """(MLflow run id, newest metrics) of a finished run.
-
-    Raises:
-        ConfigError: there is no such run, or it has not finished.
-    """
-    note = run_dir / "mlflow_run_id"
-    if not note.is_file():
-        raise ConfigError(f"{run_dir} holds no run yet: python -m recipes.pretrain fit --config ... first")
-    run = client().get_run(note.read_text().strip())
-    if run.info.status != "FINISHED" or "val_loss" not in run.data.metrics:
-        raise ConfigError(f"the run in {run_dir} is {run.info.status}: finish it with --ckpt_path last")
-    return run.info.run_id, dict(run.data.metrics)
-
-
-def page(fit: FitReport, forecast: Forecast, outcome: Check, metrics: dict[str, float], figures: Sequence[Path]) -> str:
-    """The report as HTML."""
-    word = "inside" if outcome.inside else "outside"
-    by_source = sorted(name for name in metrics if name.startswith("val_loss/"))
-    rows = [
-        f"{name.removeprefix('val_loss/'):<16}{metrics[name]:>10.4f} nats per token"
-        f"{metrics.get(name.replace('val_loss', 'bpb'), float('nan')):>10.4f} bits per byte"
-        for name in by_source
-    ]
-    images = "\n".join(
-        f'<img alt="{figure.stem}" src="data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}">'
-        for figure in figures
-    )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>scalewright: forecast and outcome</title>
-<style>{_STYLE}</style></head><body>
-<h1>Forecast and outcome: <span class="{word}">{word} the interval</span></h1>
-<p>{html.escape(outcome.text)}</p>
-<h2>The forecast, written before the run</h2><pre>{html.escape(forecast.text())}</pre>
-<h2>The run, by source</h2><pre>{html.escape(chr(10).join(rows))}</pre>
-<h2>The fit</h2><pre>{html.escape(fit.text())}</pre>
-{images}
-</body></html>
-"""
 
 
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.report`."""
     p = command_parser("sweeps.report", __doc__)
-    p.add_argument("--decision", type=Path, required=True, metavar="DIR", help="folder made by sweeps.decide")
+    add_run_arguments(p, required=False)
+    p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
+    p.add_argument("--title", metavar="TEXT", help="of the page")
+    p.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help="page to write (default %(default)s)")
+    p.add_argument("--decision", type=Path, metavar="DIR", help="folder made by sweeps.decide, in place of --runs")
     p.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of all training runs")
     return p
 
@@ -134,9 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    outcome, _ = report(arguments.decision, arguments.runs_dir)
-    print(outcome.text)
-    print(f"report: {arguments.decision / 'report.html'}")
+    if (arguments.decision is None) == (arguments.runs is None):
+        raise ConfigError("give either --runs FILE.csv|mlflow:EXPERIMENT or --decision DIR")
+    if arguments.decision is not None:
+        outcome, _ = report(arguments.decision, arguments.runs_dir)
+        print(outcome.text)
+        print(f"report: {arguments.decision / 'report.html'}")
+        return
+    fit = fit_from_arguments(arguments, arguments.budget, log=False)
+    warn_of_mixture(fit.analysis.table)
+    source: str = arguments.runs
+    experiment = source.removeprefix("mlflow:") if source.startswith("mlflow:") else None
+    title = arguments.title or f"Scaling report: {experiment or Path(source).name}"
+    write_text(arguments.out, page(fit, extras_of(experiment, title, tracking_uri=arguments.tracking_uri)))
+    print(f"verdict: {fit.analysis.verdict}")
+    print(f"report: {arguments.out}")
 
 
 if __name__ == "__main__":

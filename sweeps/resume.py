@@ -10,7 +10,9 @@ from typing import Any
 from lm.errors import ConfigError
 from plugins.loggers.sweep_ledger import (
     DONE,
+    RUNNING,
     SUPERSEDED,
+    TRUNK,
     CellRun,
     SweepLedger,
     SweepRun,
@@ -106,38 +108,48 @@ def start_over_dead_driver(ledger: SweepLedger, choice: Choice) -> None:
     end_orphans(str(choice.previous.driver.get("session", "")))
     ledger.supersede(choice.runs)
     ledger.replace_failed(choice.runs)
+    for run in ledger.cells(choice.previous.run_id, TRUNK):  # goes on in the same run, unless its folder is gone
+        if run.status == RUNNING:
+            ledger.finish_sweep(run.run_id, "interrupted", {})
 
 
 def result_rows(ledger: SweepLedger, parent_run_id: str, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """One row a cell, ascending by budget, width and seed, as MLflow has it.
 
-    Keys: cell_id, run_id, status (complete, diverged, failed or missing), budget_flops, d_model, seed, n_params,
-    d_tokens, c_flops, global_batch_tokens, lr, val_loss (None without a finite one), cpu_seconds, wall_seconds, and
-    val_loss/<source>, bpb/<source> of each source.
+    Keys: cell_id, run_id, status (complete, diverged, failed or missing), error, tries (its runs, superseded ones too),
+    budget_flops, d_model, n_layers, seed, n_params, d_tokens, c_flops, global_batch_tokens, lr, trunk (MLflow run it
+    went on from, or empty), val_loss (None without a finite one), cpu_seconds, wall_seconds, and val_loss/<source>,
+    bpb/<source> of each source.
     """
     by_cell: dict[str, CellRun] = {}
+    tries: dict[str, int] = {}
     for run in ledger.cells(parent_run_id):
+        tries[run.cell_id] = tries.get(run.cell_id, 0) + 1
         known = by_cell.get(run.cell_id)
         if run.status != SUPERSEDED and (known is None or (run.status in DONE and known.status not in DONE)):
             by_cell[run.cell_id] = run
     ordered = sorted(cells, key=lambda cell: (cell.budget_flops, cell.model.d_model, cell.seed))
-    return [_row(cell, by_cell.get(cell.cell_id)) for cell in ordered]
+    return [_row(cell, by_cell.get(cell.cell_id), tries.get(cell.cell_id, 0)) for cell in ordered]
 
 
-def _row(cell: Cell, run: CellRun | None) -> dict[str, Any]:
+def _row(cell: Cell, run: CellRun | None, tries: int) -> dict[str, Any]:
     metrics = {} if run is None else run.metrics
     row: dict[str, Any] = {
         "cell_id": cell.cell_id,
         "run_id": None if run is None else run.run_id,
         "status": "missing" if run is None else run.status,
+        "error": "" if run is None else run.tags.get("scalewright.error", ""),
+        "tries": tries,
         "budget_flops": cell.budget_flops,
         "d_model": cell.model.d_model,
+        "n_layers": cell.model.n_layers,
         "seed": cell.seed,
         "n_params": cell.n_params,
         "d_tokens": cell.tokens,
         "c_flops": cell.flops,
         "global_batch_tokens": cell.global_batch_tokens,
         "lr": cell.lr,
+        "trunk": "" if run is None else run.params.get("trunk", ""),
     }
     for name in ("val_loss", "cpu_seconds", "wall_seconds"):
         row[name] = _finite(metrics.get(name))

@@ -14,17 +14,21 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
 
 from lm.errors import ConfigError, RunStopped
+from plugins.loggers.delivery import RUN_ID_FILE
 from plugins.loggers.sweep_ledger import (
+    CELL,
     COMPLETE,
     DIVERGED,
     FAILED,
     RUNNING,
+    TRUNK,
     SweepLedger,
     cell_tags,
     with_retries,
@@ -40,9 +44,17 @@ from sweeps.recipe import cell_recipe
 _POINTS_A_CELL = 40
 
 
-def trial_spec(cell: Cell, config: SweepConfig, tracking_uri: str, parent_run_id: str) -> dict[str, Any]:
-    """All a worker must know to run a cell, as plain values."""
+def trial_spec(
+    cell: Cell, config: SweepConfig, tracking_uri: str, parent_run_id: str, branch: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """All a worker must know to run a cell, as plain values.
+
+    Args:
+        branch: {"folder", "step"} of the trunk that the cell goes on from (sweeps.trunk_trial); None: from its start.
+    """
     return {
+        "kind": CELL,
+        "branch": branch,
         "cell_id": cell.cell_id,
         "label": cell.label,
         "budget_flops": cell.budget_flops,
@@ -60,6 +72,8 @@ def trial_spec(cell: Cell, config: SweepConfig, tracking_uri: str, parent_run_id
             "sweep": config.name,
             "warmup_steps": cell.warmup_steps,
             "steps": cell.steps,
+            "batch_tokens": cell.global_batch_tokens,
+            "param": "standard" if cell.model.mup is None else "mup",
         },
         "recipe": recipe_config(cell, config, parent_run_id),
     }
@@ -115,15 +129,12 @@ class CellTrial(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        return {"done": True, **run_cell(self.spec)}
+        return {"done": True, **run_spec(self.spec)}
 
 
 def _prepare_process(spec: dict[str, Any]) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = patient_uri(spec["tracking_uri"])
-    import torch
-
-    torch.set_num_threads(spec["threads"])
-    torch.set_flush_denormal(True)  # denormals late in a decay to 0 slow a CPU several times
+    prepare_thread(spec)
     warnings.filterwarnings("ignore")
     # So that no cell's clock counts imports.
     import mlflow.tracking  # noqa: F401
@@ -137,41 +148,63 @@ def _prepare_process(spec: dict[str, Any]) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def prepare_thread(spec: dict[str, Any]) -> None:
+    """For each thread that trains: both settings are a thread's own."""
+    import torch
+
+    torch.set_num_threads(spec["threads"])
+    torch.set_flush_denormal(True)  # denormals late in a decay to 0 slow a CPU several times
+
+
+def run_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a spec asks for: a cell or a trunk."""
+    if spec["kind"] == TRUNK:
+        from sweeps.trunk_trial import run_trunk
+
+        return run_trunk(spec)
+    return run_cell(spec)
+
+
 def run_cell(spec: dict[str, Any]) -> dict[str, Any]:
     """Train and validate one cell and close its MLflow run.
 
     Returns:
-        status (complete, diverged or failed), val_loss, error, run_id, cpu_seconds, wall_seconds of this process.
+        status (complete, diverged or failed), val_loss, error, run_id, again (a failure that another try may not meet),
+        cpu_seconds, wall_seconds of this process.
     """
-    cpu, wall = _cpu_seconds(), time.perf_counter()
+    cpu, wall = cpu_seconds_now(), time.perf_counter()
     ledger = SweepLedger(spec["tracking_uri"], spec["experiment"])
     # A process that died under this cell (lost node, out of memory) left a run behind.
     going_on = several.earlier_run(spec) if spec["several"] else None
     mine = [run for run in ledger.cells(spec["parent_run_id"]) if run.cell_id == spec["cell_id"]]
     ledger.supersede(run for run in mine if run.run_id != going_on)
+    ledger.replace_failed(mine, (FAILED, DIVERGED))  # a try before this one, by the policy of retries
     if going_on is not None:
         ledger.reopen_cell(going_on)
-    trained = _Trained(going_on)
+    trained = Trained(going_on)
     try:
         train = _train_several if spec["several"] else _train
         train(spec, trained)
+    except TrunkEnded as problem:
+        trained.status, trained.error = problem.status, str(problem)
     except ConfigError as problem:
-        trained.error = str(problem)
+        trained.error, trained.again = str(problem), False
     except Exception:  # a cell that crashes is a row of the table, not the end of the sweep
         trained.error = traceback.format_exc(limit=-8)
-    seconds = {"cpu_seconds": _cpu_seconds() - cpu, "wall_seconds": time.perf_counter() - wall}
+    seconds = {"cpu_seconds": cpu_seconds_now() - cpu, "wall_seconds": time.perf_counter() - wall}
     status, error = trained.status, trained.error
     if trained.run_id is None:
-        ledger.fail_cell(spec["parent_run_id"], spec["cell_id"], spec["label"], error)
+        ledger.fail_cell(spec["parent_run_id"], spec["cell_id"], spec["label"], error, status, spec["kind"])
     else:
-        status, error = _close(ledger, trained, spec, seconds)
+        status, error = close(ledger, trained, spec, seconds)
     return {
-        "status": status, "val_loss": trained.loss, "error": error.strip(), "run_id": trained.run_id, **seconds,
+        "status": status, "val_loss": trained.loss, "error": error.strip(), "run_id": trained.run_id,
+        "again": trained.again, **seconds,
     }  # fmt: skip
 
 
 @dataclass
-class _Trained:
+class Trained:
     """What came of a cell; pending are metric values that the tracking store did not take."""
 
     run_id: str | None = None
@@ -179,19 +212,29 @@ class _Trained:
     loss: float = math.nan
     error: str = ""
     pending: int = 0
+    again: bool = True
 
 
-def _train(spec: dict[str, Any], trained: _Trained) -> None:
+class TrunkEnded(Exception):
+    """A branch has nothing to go on from: its trunk ended before, with this status."""
+
+    def __init__(self, status: str, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+def _train(spec: dict[str, Any], trained: Trained) -> None:
     """In this process."""
     logger: Any = None
+    checkpoint = None if spec["branch"] is None else branch_checkpoint(spec["branch"], spec["params"])
     with cell_folder() as folder:
         try:
-            parts = _build({**spec["recipe"], "runs_dir": str(folder)})
+            parts = build_parts({**spec["recipe"], "runs_dir": str(folder)})
             logger = parts.trainer.loggers[0]
             try:
-                parts.trainer.fit(parts.module, datamodule=parts.data)
+                parts.trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint)
             except RunStopped as stop:  # gradients that are not finite for 100 steps, with losses that are
-                trained.status, trained.error = DIVERGED, str(stop)
+                trained.status, trained.error = getattr(stop, "status", DIVERGED), str(stop)
                 return
             trained.status, trained.loss = outcome(parts.module.metrics, parts.trainer, spec["vocab_size"])
         finally:
@@ -201,7 +244,27 @@ def _train(spec: dict[str, Any], trained: _Trained) -> None:
                     trained.pending = logger.pending
 
 
-def _train_several(spec: dict[str, Any], trained: _Trained) -> None:
+def branch_checkpoint(branch: dict[str, Any], params: dict[str, Any]) -> str:
+    """Where a branch begins; its trunk's MLflow run is noted in params["trunk"].
+
+    Raises:
+        TrunkEnded: the trunk did not come so far.
+    """
+    from plugins.strategies import checkpoint_io
+    from sweeps.branch_points import checkpoint_at
+
+    run = Path(branch["folder"]) / "run"
+    path = checkpoint_at(run / "checkpoints", branch["step"])
+    if not path.is_dir():
+        status = DIVERGED if branch["trunk_status"] == DIVERGED else FAILED
+        raise TrunkEnded(status, f"its trunk {status} before step {branch['step']}: there is no checkpoint {path}")
+    if (problem := checkpoint_io.check(path)) is not None:
+        raise TrunkEnded(FAILED, f"{problem}; remove it, and --resume trains the trunk again")
+    params["trunk"] = (run / RUN_ID_FILE).read_text().strip()
+    return str(path)
+
+
+def _train_several(spec: dict[str, Any], trained: Trained) -> None:
     """In processes of its own."""
     try:
         metrics, step, trained.pending = several.train(spec)
@@ -215,13 +278,13 @@ def _train_several(spec: dict[str, Any], trained: _Trained) -> None:
     trained.status, trained.loss = outcome(metrics, progress, spec["vocab_size"])
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds_now() -> float:
     """Of this process and of those that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _build(recipe: dict[str, Any]) -> Any:
+def build_parts(recipe: dict[str, Any]) -> Any:
     from recipes.build import build
 
     # jsonargparse prints usage before it exits; the reason is in the message it prints last.
@@ -248,7 +311,7 @@ def outcome(metrics: dict[str, float], trainer: Any, vocab_size: int) -> tuple[s
     return COMPLETE, loss
 
 
-def _close(ledger: SweepLedger, trained: _Trained, spec: dict[str, Any], seconds: dict[str, float]) -> tuple[str, str]:
+def close(ledger: SweepLedger, trained: Trained, spec: dict[str, Any], seconds: dict[str, float]) -> tuple[str, str]:
     """Write the seconds, then the status; a result that the store did not take is a failed cell."""
     from mlflow.entities import Metric, Param
 

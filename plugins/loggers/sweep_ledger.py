@@ -19,8 +19,10 @@ from plugins.loggers.history import latest
 from plugins.loggers.tracking import experiment_id_for, patient_uri
 
 RUNNING, COMPLETE, DIVERGED, FAILED, SUPERSEDED = "running", "complete", "diverged", "failed", "superseded"
-# A diverged cell would diverge again: it has its answer.
-DONE = (COMPLETE, DIVERGED)
+STOPPED = "stopped"  # by the scheduler of a learning-rate sweep
+CELL, TRUNK = "cell", "trunk"  # kinds of child runs
+# A diverged cell would diverge again, a stopped one has lost already: they have their answer.
+DONE = (COMPLETE, DIVERGED, STOPPED)
 _KIND, _STATUS = "scalewright.kind", "scalewright.status"
 _SWEEP, _GRID, _CELL, _DRIVER = "scalewright.sweep", "scalewright.grid", "scalewright.cell_id", "scalewright.driver"
 _SETTINGS = "scalewright.settings"
@@ -97,9 +99,13 @@ class SweepLedger:
             for run in runs
         ]
 
-    def cells(self, parent_run_id: str) -> list[CellRun]:
-        """Child runs of a parent, newest first, whatever their status."""
-        runs = self._search(f"tags.`{_KIND}` = 'cell' and tags.`mlflow.parentRunId` = '{parent_run_id}'")
+    def cells(self, parent_run_id: str, kind: str = CELL) -> list[CellRun]:
+        """Child runs of a parent, newest first, whatever their status.
+
+        Args:
+            kind: cell, or trunk, whose cell_id is the trunk's.
+        """
+        runs = self._search(f"tags.`{_KIND}` = '{kind}' and tags.`mlflow.parentRunId` = '{parent_run_id}'")
         return [
             CellRun(
                 run.info.run_id,
@@ -166,10 +172,10 @@ class SweepLedger:
                 count += 1
         return count
 
-    def replace_failed(self, runs: Iterable[CellRun]) -> None:
+    def replace_failed(self, runs: Iterable[CellRun], statuses: tuple[str, ...] = (FAILED,)) -> None:
         """Mark failed child runs that are about to run again."""
         for run in runs:
-            if run.status == FAILED:
+            if run.status in statuses:
                 self._tag(run.run_id, {_STATUS: SUPERSEDED})
 
     def reopen_cell(self, run_id: str) -> None:
@@ -186,15 +192,18 @@ class SweepLedger:
         self._end(run_id, status, "FAILED" if status == FAILED else "FINISHED")
         return True
 
-    def fail_cell(self, parent_run_id: str, cell_id: str, label: str, error: str) -> None:
-        """Record a cell whose process died: in its open child run, or in a new one when it never got that far."""
-        open_runs = [run for run in self.cells(parent_run_id) if run.cell_id == cell_id and run.status == RUNNING]
+    def fail_cell(
+        self, parent_run_id: str, cell_id: str, label: str, error: str, status: str = FAILED, kind: str = CELL
+    ) -> None:
+        """Record a cell without a result: in its open child run, or in a new one when it never got that far."""
+        runs = self.cells(parent_run_id, kind)
+        open_runs = [run for run in runs if run.cell_id == cell_id and run.status == RUNNING]
         if open_runs:
-            self.close_cell(open_runs[0].run_id, FAILED, error)
+            self.close_cell(open_runs[0].run_id, status, error)
             return
-        tags = {_KIND: "cell", _CELL: cell_id, "mlflow.parentRunId": parent_run_id}
+        tags = {_KIND: kind, _CELL: cell_id, "mlflow.parentRunId": parent_run_id}
         run = with_retries(lambda: self.client.create_run(self.experiment_id, tags=tags, run_name=label))
-        self.close_cell(run.info.run_id, FAILED, error)
+        self.close_cell(run.info.run_id, status, error)
 
     def _end(self, run_id: str, status: str, mlflow_status: str) -> None:
         with_retries(lambda: self.client.set_terminated(run_id, mlflow_status))
@@ -207,9 +216,14 @@ class SweepLedger:
         with_retries(lambda: self.client.log_batch(run_id, tags=rows))
 
 
+def trunk_tags(trunk_id: str) -> dict[str, str]:
+    """Tags a trunk's run is created with."""
+    return {_KIND: TRUNK, _CELL: trunk_id, _STATUS: RUNNING}
+
+
 def cell_tags(cell_id: str, budget_flops: float) -> dict[str, str]:
     """Tags a cell's run is created with."""
-    return {_KIND: "cell", _CELL: cell_id, _STATUS: RUNNING, "scalewright.budget_flops": f"{budget_flops:g}"}
+    return {_KIND: CELL, _CELL: cell_id, _STATUS: RUNNING, "scalewright.budget_flops": f"{budget_flops:g}"}
 
 
 def this_driver(session: str = "") -> dict[str, Any]:

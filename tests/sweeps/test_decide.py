@@ -137,7 +137,8 @@ def test_decide_train_report(place: Path, finished: str, capsys: pytest.CaptureF
     outcome, metrics = report(out, place / "runs")
     assert outcome.inside is False and metrics["val_loss"] == outcome.measured
     html = (out / "report.html").read_text()
-    assert "outside the interval" in html and html.count("data:image/png;base64") == 2 and "http" not in html
+    assert 'class="outside">outside the interval' in html and "http" not in html
+    assert html.count("<svg ") >= 7 and "Forecasts</h2>" in html and decision["forecast_id"] in html
     ledger = SweepLedger(f"sqlite:///{place}/mlflow.db", "known")
     logged = ledger.client.get_run(decision["mlflow_run_id"]).data
     assert logged.metrics["inside"] == 0 and logged.metrics["loss"] == pytest.approx(outcome.measured)

@@ -12,7 +12,9 @@ import pytest
 from lm.errors import ConfigError
 from lm.plan import flops_per_token, n_params
 from sweeps.config import BatchRule, WarmupRule, load_config, parse_config
-from sweeps.grid import Cell, Corpus, build_grid, epoch_warnings, grid_id, grid_table, head_size
+from sweeps.grid import Cell, Corpus, build_grid, grid_id
+from sweeps.grid_text import epoch_warnings, grid_table
+from sweeps.shapes import head_size
 
 CORPUS = Corpus(1024, {"a": 3_000_000, "b": 1_000_000}, {"shards": "s", "tokenizer": "t"})
 DEMO = Path(__file__).parents[2] / "conf" / "sweep" / "demo.yaml"

@@ -1,0 +1,70 @@
+"""A finished run held against the forecast that was made for it."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lm.config import ModelConfig, MuPConfig
+from lm.errors import ConfigError
+from sweeps.forecast import Check, Forecast
+from sweeps.records import client
+from sweeps.report_page import Section
+from sweeps.report_tables import table
+
+
+def read_decision(folder: Path) -> dict[str, Any]:
+    """forecast.json of a folder made by sweeps.decide.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = folder / "forecast.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} holds no decision (no forecast.json): run python -m sweeps.decide --out {folder}")
+    return json.loads(path.read_text())
+
+
+def as_forecast(decision: dict[str, Any]) -> Forecast:
+    """The Forecast that sweeps.decide wrote down."""
+    values = {name: decision[name] for name in Forecast.__dataclass_fields__}
+    model = dict(decision["model"])
+    if model.get("mup") is not None:
+        model["mup"] = MuPConfig(**model["mup"])
+    return Forecast(**{**values, "model": ModelConfig(**model), "flags": tuple(decision["flags"])})
+
+
+def measured(run_dir: Path) -> tuple[str, dict[str, float]]:
+    """(MLflow run id, newest metrics) of a finished run.
+
+    Raises:
+        ConfigError: there is no such run, or it has not finished.
+    """
+    note = run_dir / "mlflow_run_id"
+    if not note.is_file():
+        raise ConfigError(f"{run_dir} holds no run yet: python -m recipes.pretrain fit --config ... first")
+    run = client().get_run(note.read_text().strip())
+    if run.info.status != "FINISHED" or "val_loss" not in run.data.metrics:
+        raise ConfigError(f"the run in {run_dir} is {run.info.status}: finish it with --ckpt_path last")
+    return run.info.run_id, dict(run.data.metrics)
+
+
+def outcome_section(forecast: Forecast, outcome: Check, metrics: dict[str, float]) -> Section:
+    """The comparison, the forecast as it was written before the run, and the run's loss by source."""
+    word = "inside" if outcome.inside else "outside"
+    by_source = sorted(name for name in metrics if name.startswith("val_loss/"))
+    rows = []
+    for name in by_source:
+        bits = metrics.get(name.replace("val_loss", "bpb"), math.nan)
+        rows.append([name.removeprefix("val_loss/"), f"{metrics[name]:.4f}", f"{bits:.4f}"])
+    sources = table(["source", "nats per token", "bits per byte"], rows) if rows else ""
+    box = "good" if outcome.inside else "bad"
+    return Section(
+        "Forecast and outcome",
+        f'<div class="box {box}"><p><b>The measured loss is <span class="{word}">{word} '
+        f"the interval</span> that was written down before the run.</b></p><p>{html.escape(outcome.text)}</p></div>"
+        f"<pre>{html.escape(forecast.text())}</pre>{sources}",
+    )

@@ -1,0 +1,60 @@
+"""Plain values from YAML to a frozen dataclass, each mistake one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from lm.errors import ConfigError
+
+_T = TypeVar("_T")
+
+
+def make(kind: type[_T], values: Any, where: str) -> _T:
+    prefix = f"{where}." if where else ""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be a set of settings, got {values!r}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    unknown = [name for name in values if name not in fields]
+    if unknown:
+        raise ConfigError(f"unknown setting {prefix}{unknown[0]}; known: {', '.join(fields)}")
+    missing = [
+        name for name, f in fields.items()
+        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    if missing:
+        raise ConfigError(f"{prefix}{missing[0]} is missing")
+    typed = {name: _number(fields[name].type, value, prefix + name) for name, value in values.items()}
+    return kind(**typed)
+
+
+def _number(annotation: Any, value: Any, where: str) -> Any:
+    """YAML reads 4e5 as a string, and 4.0 where a whole number is meant: accept both, refuse the rest."""
+    if annotation == "int":
+        return whole(value, where)
+    if annotation == "float":
+        return real(value, where)
+    return value
+
+
+def real(value: Any, where: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where} must be a number, got {value!r}") from None
+
+
+def whole(value: Any, where: str) -> int:
+    number = real(value, where)
+    if not number.is_integer():
+        raise ConfigError(f"{where} must be a whole number, got {value!r}")
+    return int(number)
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where} must be a list, got {value!r}")
+    return list(value)
