@@ -164,7 +164,7 @@ def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
     if rest.get("early_stop") is not None:
         more["early_stop"] = _early_stop(rest["early_stop"])
     rest.pop("early_stop", None)
-    common = parse_config({"experiment": "scalewright-mup-lr", **rest, "budgets": {1.0: widths or (1,)}})
+    common = parse_config({"experiment": "scalewright-mup-lr", **rest, "budgets": {1.0: sorted(set(widths)) or [1]}})
     return LrSweep(common, widths, lrs, tokens, **more)
 
 
