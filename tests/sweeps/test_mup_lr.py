@@ -21,6 +21,7 @@ from sweeps.early_stop import CurveASHA
 from sweeps.grid import Corpus, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.lr_grid import EarlyStop, LrCell, build_lr_grid, load_lr_sweep, make_lr_cell, parse_lr_sweep
+from sweeps.lr_replay import replay
 from sweeps.records import read_runs
 from sweeps.settings import settings_of
 from sweeps.trial import run_cell, trial_spec
@@ -164,6 +165,18 @@ def test_asha_compares_inside_a_curve_and_keeps_neighbours() -> None:
     ) == TrialScheduler.CONTINUE  # fmt: skip
 
 
+def test_a_replay_says_what_would_have_been_saved(tiny: dict[str, Any]) -> None:
+    cells = build_lr_grid(parse_lr_sweep({**tiny, "widths": [16], "lr": {"low": 1e-3, "high": 6.4e-2}}), CORPUS)
+    assert len(cells) == 7
+    best = 8e-3
+    losses = {cell.cell_id: [(s, 5 + abs(math.log(cell.lr / best))) for s in range(1, 41)] for cell in cells}
+    found = replay(cells, losses, EarlyStop(every=5, grace=20, reduction=2, keep=3))
+    # From the middle outwards: 8, 4 and 16 e-3 are kept, each of the other four has three better ones at step 20.
+    kept = sorted(cell.lr for cell in cells if cell.cell_id not in found.stopped_at)
+    assert kept == pytest.approx([4e-3, 8e-3, 1.6e-2])
+    assert set(found.stopped_at.values()) == {20} and found.steps == found.flops == pytest.approx(4 / 7 / 2)
+
+
 # -- a whole sweep -----------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +222,7 @@ def test_a_sweep_goes_on_stops_losers_and_finds_the_optimum(
     assert status.pop((16, 1e-5)) == "stopped" and set(status.values()) == {"complete"}
     stopped = next(run for run in runs.values() if run.status == "stopped")
     assert stopped.tags["scalewright.error"].startswith("stopped early at step 20 of 40")
+    assert stopped.metrics["stopped_step"] == 20
     assert ledger.client.get_run(stopped.run_id).info.status == "FINISHED" and "val_loss" not in stopped.metrics
 
     # Reported on the way or not, in a thread or not: one loss.
