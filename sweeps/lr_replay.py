@@ -103,7 +103,7 @@ def _command(args: argparse.Namespace) -> int:
     parent = next((run for run in ledger.sweeps(sweep.common.name) if run.grid == grid_id(cells)), None)
     if parent is None:
         raise ConfigError(f"no sweep {sweep.common.name} of this grid is in MLflow: run python -m sweeps.mup_lr first")
-    rows = lr_rows(result_rows(ledger, parent.run_id, cells), cells)
+    rows = lr_rows(result_rows(ledger, parent.run_id, cells), cells, sweep)
     losses = {row["cell_id"]: _history(ledger, row["run_id"]) for row in rows if row["status"] == COMPLETE}
     if not losses:
         raise ConfigError(f"sweep {sweep.common.name} has no complete run to go by")

@@ -68,9 +68,10 @@ def test_the_grid_is_every_rate_of_every_curve(tiny: dict[str, Any]) -> None:
     )  # fmt: skip
     assert sweep.lrs == pytest.approx((1e-3, 2e-3, 4e-3, 8e-3)) and sweep.grid_step == pytest.approx(2)
     cells = build_lr_grid(sweep, CORPUS)
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2 * 2 * 2 * 2 * 4
+    # The base width, 8, is one run under both and runs once.
+    assert len({cell.cell_id for cell in cells}) == len(cells) == (2 + 1) * 2 * 2 * 4
     assert {cell.tokens for cell in cells} == {2560} and {cell.steps for cell in cells} == {40, 20}
-    assert [cell.model.d_model for cell in cells] == [16] * 32 + [8] * 32  # the longest first
+    assert [cell.model.d_model for cell in cells] == [16] * 32 + [8] * 16  # the longest first
     curve = [cell.lr for cell in cells if cell.group == "mup-d16-b2" and cell.seed == 0]
     assert curve[0] == pytest.approx(4e-3) and curve[-1] == pytest.approx(1e-3)  # the middle of the rates first
 
@@ -249,7 +250,7 @@ def test_examples_plan(name: str, tiny_corpus: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(raw))
     assert mup_lr.main(["--config", str(tmp_path / "sweep.yaml"), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "42 cells" in out and "standard-d256-b4" in out
+    assert "35 cells" in out and "standard-d64" not in out and "standard-d256-b4" in out
 
 
 def test_errors_need_neither_ray_nor_mlflow(
