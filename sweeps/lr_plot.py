@@ -63,7 +63,8 @@ def _curve(axis: Any, analysis: LrAnalysis, o: Optimum, colour: Any, mark: str, 
     axis.plot([run.lr for run in whole], [run.loss for run in whole], mark, ms=5, color=colour, ls="none", zorder=3)
     axis.plot(rates, means, ":", lw=1.1, color=colour, zorder=2)
     gone = sorted({run.lr for run in runs if run.status not in (COMPLETE, "missing")})
-    axis.plot(gone, [top] * len(gone), "x", ms=6, color=colour, clip_on=False, zorder=3)
+    (crosses,) = axis.plot(gone, [top] * len(gone), "x", ms=6, color=colour, clip_on=False, zorder=3)
+    crosses.set_in_layout(False)  # an artist outside the axes would squeeze them
     if not o.ok:
         axis.plot([], [], ":", marker=mark, ms=5, lw=1.1, color=colour, label=f"{label}: no optimum")
         return
