@@ -19,7 +19,7 @@ from lm.config import MuPConfig
 from lm.errors import ConfigError
 from sweeps.config import SweepConfig, parse_config
 from sweeps.grid import Cell, Corpus, cell_id
-from sweeps.shapes import model_config
+from sweeps.shapes import head_size, model_config
 
 MUP, STANDARD = "mup", "standard"
 _OWNED = {  # settings of an IsoFLOP sweep -> what stands in their place here
@@ -164,7 +164,7 @@ def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
     if rest.get("early_stop") is not None:
         more["early_stop"] = _early_stop(rest["early_stop"])
     rest.pop("early_stop", None)
-    common = parse_config({"experiment": "scalewright-mup-lr", **rest, "budgets": {1.0: widths or (1,)}})
+    common = parse_config({"experiment": "scalewright-mup-lr", **rest, "budgets": {1.0: sorted(set(widths)) or [1]}})
     return LrSweep(common, widths, lrs, tokens, **more)
 
 
@@ -222,10 +222,20 @@ def build_lr_grid(sweep: LrSweep, corpus: Corpus) -> list[LrCell]:
         for sequences in sweep.sequences
         for lr in sweep.lrs
         for seed in sweep.common.seeds
+        if not (param == STANDARD and width == shared_width(sweep))
     ]
     return sorted(
         cells, key=lambda cell: (-round(cell.relative_cost), cell.group, abs(math.log(cell.lr) - middle), cell.label)
     )
+
+
+def shared_width(sweep: LrSweep) -> int:
+    """The width at which both parametrisations are one run, so that it runs once, as mup; 0 where there is none."""
+    mup = MuPConfig(**sweep.common.model["mup"])
+    width = mup.base_width
+    if set(sweep.parametrisations) != {MUP, STANDARD} or width not in sweep.widths:
+        return 0
+    return width if head_size(width, sweep.common.d_head) == mup.base_d_head else 0
 
 
 def make_lr_cell(

@@ -30,12 +30,13 @@ def plot_lr(analysis: LrAnalysis, path: Path) -> None:
     widths = sorted({o.width for o in analysis.optima})
     batches = sorted({o.batch_tokens for o in analysis.optima})
     top = _top(analysis)
+    rates = sorted({run.lr for run in analysis.runs})
     for axis, param in zip(axes, params, strict=True):
         for o in (o for o in analysis.optima if o.param == param):
             mark = MARKS[batches.index(o.batch_tokens) % len(MARKS)]
             label = f"width {o.width}" + (f", batch {o.batch_tokens}" if len(batches) > 1 else "")
             _curve(axis, analysis, o, _colour(widths.index(o.width), len(widths)), mark, label, top)
-        _finish(axis, param, [t for t in analysis.trends if t.param == param], analysis.grid_step)
+        _finish(axis, param, [t for t in analysis.trends if t.param == param], rates)
     axes[0].set_ylabel("validation loss, nats per token")
     low = min((run.loss for run in analysis.runs if math.isfinite(run.loss)), default=0.0)
     axes[0].set_ylim(low - 0.06 * (top - low), top)
@@ -61,8 +62,9 @@ def _curve(axis: Any, analysis: LrAnalysis, o: Optimum, colour: Any, mark: str, 
     means = [float(np.mean([run.loss for run in whole if run.lr == lr])) for lr in rates]
     axis.plot([run.lr for run in whole], [run.loss for run in whole], mark, ms=5, color=colour, ls="none", zorder=3)
     axis.plot(rates, means, ":", lw=1.1, color=colour, zorder=2)
-    gone = sorted({run.lr for run in runs if run.status != COMPLETE})
-    axis.plot(gone, [top] * len(gone), "x", ms=6, color=colour, clip_on=False, zorder=3)
+    gone = sorted({run.lr for run in runs if run.status not in (COMPLETE, "missing")})
+    (crosses,) = axis.plot(gone, [top] * len(gone), "x", ms=6, color=colour, clip_on=False, zorder=3)
+    crosses.set_in_layout(False)  # an artist outside the axes would squeeze them
     if not o.ok:
         axis.plot([], [], ":", marker=mark, ms=5, lw=1.1, color=colour, label=f"{label}: no optimum")
         return
@@ -74,8 +76,10 @@ def _curve(axis: Any, analysis: LrAnalysis, o: Optimum, colour: Any, mark: str, 
     axis.plot([], [], "-", marker=mark, ms=5, lw=1.8, color=colour, label=f"{label}: {o.lr:.1e}")
 
 
-def _finish(axis: Any, param: str, trends: list[Trend], step: float) -> None:
+def _finish(axis: Any, param: str, trends: list[Trend], rates: list[float]) -> None:
     axis.set_xscale("log")
+    axis.set_xticks(rates, [f"{rate:.3g}" for rate in rates], fontsize=9)
+    axis.minorticks_off()
     axis.set_xlabel(X_LABELS.get(param, "peak learning rate"))
     lines = [TITLES.get(param, param)]
     for trend in trends:

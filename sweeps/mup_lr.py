@@ -13,6 +13,7 @@ A finished sweep of the same name and grid is reused: the command fits it again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
-from sweeps.lr_grid import LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table
+from sweeps.lr_grid import STANDARD, LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table, shared_width
 from sweeps.scaling.lr_optimum import NEAREST
 from sweeps.scaling.lr_transfer import LrAnalysis, analyse_lr
 
@@ -42,11 +43,19 @@ def run_lr_sweep(sweep: LrSweep, resume: bool = False, cores: int | None = None)
     corpus = read_corpus(sweep.common.data.dir)
     cells = build_lr_grid(sweep, corpus)
     result = run_grid(sweep.common, corpus, list(cells), sweep_kind(sweep, cells), resume, cores)
+    return dataclasses.replace(result, rows=lr_rows(result.rows, cells, sweep))
+
+
+def lr_rows(rows: Sequence[Mapping[str, Any]], cells: Sequence[LrCell], sweep: LrSweep) -> list[dict[str, Any]]:
+    """Rows of sweeps.resume.result_rows with their param, ascending by param, width, batch, rate and seed.
+
+    Runs of the width that both parametrisations share are there twice, once under each.
+    """
     param = {cell.cell_id: cell.param for cell in cells}
-    rows = [{**row, "param": param[row["cell_id"]]} for row in result.rows]
     order = ("param", "d_model", "global_batch_tokens", "lr", "seed")
-    rows.sort(key=lambda row: tuple(row[name] for name in order))
-    return SweepResult(result.experiment, result.parent_run_id, rows, result.complete, result.utilisation)
+    named = [{**row, "param": param[row["cell_id"]]} for row in rows]
+    named += [{**row, "param": STANDARD} for row in named if row["d_model"] == shared_width(sweep)]
+    return sorted(named, key=lambda row: tuple(row[name] for name in order))
 
 
 def sweep_kind(sweep: LrSweep, cells: Sequence[LrCell]) -> SweepKind:

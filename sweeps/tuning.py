@@ -110,7 +110,7 @@ class Progress:
         self.gpu_seconds += result["wall_seconds"]
         text = result["status"]
         if text == STOPPED and result["run_id"]:  # its own worker may be ended before it can say so
-            self.ledger.close_cell(result["run_id"], STOPPED, result["error"])
+            self.ledger.stop_cell(result["run_id"], result["step"], result["error"])
         if text == "complete" and spec["kind"] == CELL:
             text = f"loss {result['val_loss']:.4f}"
         elif result["error"]:

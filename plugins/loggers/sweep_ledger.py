@@ -192,6 +192,14 @@ class SweepLedger:
         self._end(run_id, status, "FAILED" if status == FAILED else "FINISHED")
         return True
 
+    def stop_cell(self, run_id: str, step: int, error: str) -> None:
+        """Record a cell that its scheduler stopped, and after how many steps."""
+        from mlflow.entities import Metric
+
+        row = Metric("stopped_step", float(step), int(time.time() * 1000), step)
+        with_retries(lambda: self.client.log_batch(run_id, metrics=[row]))
+        self.close_cell(run_id, STOPPED, error)
+
     def fail_cell(
         self, parent_run_id: str, cell_id: str, label: str, error: str, status: str = FAILED, kind: str = CELL
     ) -> None:

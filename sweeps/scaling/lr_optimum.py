@@ -130,7 +130,7 @@ def _refusal(runs: Sequence[LrRun], curve: Curve, q: Array, lo: int, hi: int, lo
 
 def pooled_noise(fits: Iterable[tuple[Optimum, Curve]]) -> Noise | None:
     """Noise of ln loss over all curves; None when nothing is left over to estimate it from."""
-    fits = list(fits)
+    fits = list({curve.loss.tobytes(): (optimum, curve) for optimum, curve in fits}.values())  # shared runs count once
     parts = [curve.noise() for _, curve in fits]
     source = "repeated seeds"
     if sum(dof for _, dof in parts) == 0:
