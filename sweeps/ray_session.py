@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from sweeps.cluster import code_environment
 from sweeps.rules import Resources
 
 # Ray reads these when it is imported or started.
@@ -62,13 +63,18 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
 
     address = os.environ.get("RAY_ADDRESS")
     variables = {name: str(resources.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    code = code_environment() if address else {}
+    variables |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", **code.pop("env_vars", {})}
     common: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": {**variables, "RAY_CHDIR_TO_TRIAL_DIR": "0"}},
+        "runtime_env": {"env_vars": variables, **code},
     }
     if address:
-        ray.init(address=address, **common)
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
     else:
         with _sigterm_blocked():
             ray.init(
@@ -85,6 +91,10 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         yield _described(session, resources)
     finally:
         ray.shutdown()
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _described(name: str, resources: Resources) -> Session:

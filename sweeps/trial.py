@@ -36,6 +36,7 @@ from plugins.loggers.sweep_ledger import (
 from plugins.loggers.tracking import patient_uri
 from sweeps import several
 from sweeps.config import SweepConfig
+from sweeps.corpus_store import absolute, local_corpus
 from sweeps.grid import Cell
 from sweeps.leftovers import cell_folder
 from sweeps.recipe import cell_recipe
@@ -86,7 +87,7 @@ def recipe_config(cell: Cell, config: SweepConfig, parent_run_id: str) -> dict[s
         "tags": cell_tags(cell.cell_id, cell.budget_flops),
         "parent_run_id": parent_run_id,
     }
-    recipe = cell_recipe(cell, config, cell.cell_id, os.path.abspath(config.data.dir), logger)
+    recipe = cell_recipe(cell, config, cell.cell_id, absolute(config.data.dir), logger)
     recipe["seed_everything"] = cell.seed
     recipe["trainer"] |= {
         "devices": 1,
@@ -282,6 +283,7 @@ def cpu_seconds_now() -> float:
 def build_parts(recipe: dict[str, Any]) -> Any:
     from recipes.build import build
 
+    recipe = {**recipe, "data": {**recipe["data"], "dir": local_corpus(recipe["data"]["dir"])}}
     # jsonargparse prints usage before it exits; the reason is in the message it prints last.
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(tempfile.TemporaryFile("w+"))

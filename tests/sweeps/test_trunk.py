@@ -1,4 +1,4 @@
-"""Mode trunk: real tiny runs. A branch is the WSD run it stands for, a killed trunk goes on, nothing is trained twice."""
+"""Mode trunk: tiny real runs. A branch is the WSD run it stands for, a killed trunk goes on, no step is done twice."""
 
 from __future__ import annotations
 
