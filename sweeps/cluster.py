@@ -6,7 +6,6 @@ import hashlib
 import os
 import socket
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +98,3 @@ def look(needs: dict[str, Any]) -> str:
     if needs["tracking_uri"].startswith("sqlite") and socket.gethostname() != needs["host"]:
         return "cannot write to a SQLite file of another machine: start an MLflow server and set MLFLOW_TRACKING_URI"
     return ""
-
-
-def seen_code(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """On a node: the file each package is loaded from."""
-    import importlib
-
-    return {name: str(importlib.import_module(name).__file__) for name in names}

@@ -112,20 +112,19 @@ def _run_missing(
     choice = choose_parent(ledger, config, cells, resume, settings)
     print(choice.message, flush=True)
     utilisation = None
+    trunks = trunks_of(cells, config, corpus)
     if choice.missing:
         _check_room(config, cores or _cores())
         parent = choice.run_id or _new_parent(ledger, config, cells)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        trunks = trunks_of(cells, config, corpus)
         jobs = jobs_of(choice.missing, trunks, config, uri, parent, cell_facts(config, corpus))
-        utilisation = run_jobs(
-            ledger, config, grid_id(cells), jobs, parent, cores or _cores(), len(cells) - len(choice.missing)
-        )
+        done = len(cells) - len(choice.missing)
+        utilisation = run_jobs(ledger, config, grid_id(cells), jobs, parent, cores or _cores(), done)
     else:
         parent = choice.run_id or ""
-        if trunks:
-            print(savings(trunks), flush=True)
+    if trunks:
+        print(savings(trunks), flush=True)
     rows = result_rows(ledger, parent, cells)
     complete = all(row["status"] in DONE for row in rows)
     if choice.missing:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ _QUIET = {
     "TUNE_FORCE_TRIAL_CLEANUP_S": "1",  # on Ctrl-C do not wait for a trial's long step
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
+_CONNECT_SECONDS = 20.0
 _OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
 
 
@@ -71,6 +73,7 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         "runtime_env": {"env_vars": variables, **code},
     }
     if address:
+        _check_answers(address)
         try:
             ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -91,6 +94,17 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         yield _described(session, resources)
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would wait for ever for an address that nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # auto and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
 
 
 def _short(error: BaseException) -> str:
