@@ -20,7 +20,7 @@ from sweeps.cluster import PACKAGES, check_nodes, look
 from sweeps.config import parse_config
 from sweeps.grid import build_grid
 from sweeps.isoflop import read_corpus
-from sweeps.ray_session import ray_session
+from sweeps.ray_session import _described, ray_session
 from sweeps.resume import result_rows
 from sweeps.rules import Resources
 from tests.sweeps.test_isoflop import command, environment
@@ -30,14 +30,15 @@ SMALL = {"include_dashboard": False, "object_store_memory": 80_000_000}
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head without cores and two nodes of one core each; RAY_ADDRESS says where."""
+    """A head without cores, a node of one core, and one of two cores and two devices (which nobody opens);
+    RAY_ADDRESS says where."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **SMALL})
     try:
-        for _ in range(2):
-            made.add_node(num_cpus=1, object_store_memory=80_000_000)
+        made.add_node(num_cpus=1, object_store_memory=80_000_000)
+        made.add_node(num_cpus=2, num_gpus=2, object_store_memory=80_000_000)
         monkeypatch.setenv("RAY_ADDRESS", made.address)
         yield made
     finally:
@@ -61,7 +62,13 @@ def test_nodes_get_the_code_and_are_asked_before_cells_run(
     with ray_session(99, config.resources) as session:
         import ray
 
-        assert (session.units, session.unit, session.slots) == (2, "cores", 2)  # the cluster's own, not 99
+        assert (session.units, session.unit, session.slots) == (3, "cores", 3)  # the cluster's own, not 99
+        shared = _described("", Resources(gpus=0.5))
+        assert (shared.units, shared.unit, shared.slots) == (2, "GPUs", 2)  # two cores on that node
+        group = Resources(gpus=1, processes=2)
+        assert _described("", group).slots == 1
+        see = ray.remote(num_cpus=group.trial_cpus, num_gpus=group.trial_gpus)(os.environ.get)
+        assert ray.get(see.remote("CUDA_VISIBLE_DEVICES")) == "0,1"  # which its ranks inherit
         places = ray.get(ray.remote(num_cpus=1)(only_what_was_sent).remote(PACKAGES))
         assert all("runtime_resources" in place for place in places) and len(places) == len(PACKAGES), places
         check_nodes(config, uri)
@@ -76,9 +83,9 @@ def test_nodes_get_the_code_and_are_asked_before_cells_run(
         ) as e:
             check_nodes(parse_config({**tiny_sweep, "data": unseen}), uri)
         assert "\n" not in str(e.value)
-    large = parse_config({**tiny_sweep, "resources": {"cpus": 2}})
+    large = parse_config({**tiny_sweep, "resources": {"cpus": 3}})
     with (
-        pytest.raises(ConfigError, match=r"no node has room for a trial: it takes 2 cores"),
+        pytest.raises(ConfigError, match=r"no node has room for a trial: it takes 3 cores"),
         ray_session(2, large.resources),
     ):
         pass
