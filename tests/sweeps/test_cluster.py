@@ -68,7 +68,7 @@ def test_nodes_get_the_code_and_are_asked_before_cells_run(
         assert (shared.units, shared.unit, shared.slots) == (2, "GPUs", 2)  # two cores on that node
         group = Resources(gpus=1, processes=2)
         assert _described("", group).slots == 1
-        see = ray.remote(num_cpus=group.trial_cpus, num_gpus=group.trial_gpus)(os.environ.get)
+        see = ray.remote(num_cpus=group.trial_cpus, num_gpus=group.trial_gpus)(os.getenv)
         assert ray.get(see.remote("CUDA_VISIBLE_DEVICES")) == "0,1"  # which its ranks inherit
         places = ray.get(ray.remote(num_cpus=1)(only_what_was_sent).remote(PACKAGES))
         assert all("runtime_resources" in place for place in places) and len(places) == len(PACKAGES), places
