@@ -13,15 +13,12 @@ A finished sweep of the same name and grid is reused, not run again.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
-import signal
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +27,10 @@ from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
+from sweeps.corpus_store import local_corpus
 from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
 from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.job_list import jobs_of
-from sweeps.jobs import Job
 from sweeps.kind import SweepKind
 from sweeps.leftovers import remove_leftovers
 from sweeps.trunks import savings, trunks_of
@@ -59,7 +56,7 @@ class SweepResult:
 
 
 def read_corpus(folder: str) -> Corpus:
-    """Vocabulary, tokens and fingerprint of a prepared data folder.
+    """Vocabulary, tokens and fingerprint of a prepared data folder, or of one in a bucket.
 
     Raises:
         ConfigError: it is not one.
@@ -67,7 +64,7 @@ def read_corpus(folder: str) -> Corpus:
     from lm.data.shards import load_manifest
 
     try:
-        manifest = load_manifest(folder)
+        manifest = load_manifest(local_corpus(folder))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return Corpus(manifest.vocab_size, manifest.tokens("train"), manifest.fingerprint())
@@ -125,6 +122,7 @@ def _run_missing(
     cores: int | None,
 ) -> SweepResult:
     from plugins.loggers.sweep_ledger import DONE, FAILED, SweepLedger
+    from sweeps.driver import cell_facts, run_jobs
     from sweeps.resume import choose_parent, result_rows, start_over_dead_driver
     from sweeps.settings import settings_of
 
@@ -134,20 +132,21 @@ def _run_missing(
     choice = choose_parent(ledger, config, cells, resume, settings)
     print(choice.message, flush=True)
     utilisation = None
+    trunks = trunks_of(cells, config, corpus)
     if choice.missing:
         _check_room(config, cores or _cores())
         parent = choice.run_id or _new_parent(ledger, config, cells, kind)
         ledger.describe(parent, settings)
         start_over_dead_driver(ledger, choice)
-        trunks = trunks_of(cells, config, corpus)
-        jobs = jobs_of(choice.missing, trunks, config, uri, parent, _facts(config, corpus))
-        if trunks:
-            print(savings(trunks), flush=True)
+        jobs = jobs_of(choice.missing, trunks, config, uri, parent, cell_facts(config, corpus))
         for job in jobs if kind.extend else ():
             kind.extend(job.key, job.spec)  # type: ignore[misc]
-        utilisation = _run_jobs(ledger, config, cells, jobs, kind, parent, cores or _cores())
+        done = len(cells) - len(choice.missing)
+        utilisation = run_jobs(ledger, config, grid_id(cells), jobs, kind, parent, cores or _cores(), done)
     else:
         parent = choice.run_id or ""
+    if trunks:
+        print(savings(trunks), flush=True)
     rows = result_rows(ledger, parent, cells)
     complete = all(row["status"] in DONE for row in rows)
     if choice.missing:
@@ -182,63 +181,6 @@ def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell], kind: S
     }
     note = f"{kind.title} `{config.name}`: {len(cells)} cells.\n\n```\n{kind.table(cells)}\n```"
     return str(ledger.create_sweep(config.name, grid_id(cells), params, note))
-
-
-def _facts(config: SweepConfig, corpus: Corpus) -> dict[str, Any]:
-    """Params of every cell that tables of runs have columns for."""
-    sources = config.data.weights or corpus.train_tokens
-    return {
-        "source": "+".join(sorted(sources)),
-        "unique_tokens": sum(corpus.train_tokens.get(name, 0) for name in sources),
-    }
-
-
-def _run_jobs(
-    ledger: Any,
-    config: SweepConfig,
-    cells: Sequence[Cell],
-    jobs: Sequence[Job],
-    kind: SweepKind,
-    parent: str,
-    cores: int,
-) -> float:
-    from plugins.loggers.sweep_ledger import CELL, RUNNING, TRUNK, this_driver
-    from sweeps.ray_session import ray_session
-    from sweeps.tuning import run_trials
-
-    ledger.claim(parent, grid_id(cells), this_driver())
-    running = sum(job.spec["kind"] == CELL for job in jobs)
-    started = time.perf_counter()
-    try:
-        with ray_session(cores, config.resources) as session, _interruptible():
-            ledger.claim(parent, grid_id(cells), this_driver(session.name))
-            done_before = len(cells) - running
-            compute_seconds = run_trials(ledger, config, jobs, parent, session.slots, done_before, kind)
-            wall_seconds = time.perf_counter() - started
-    except KeyboardInterrupt:
-        ledger.supersede(ledger.cells(parent))
-        for run in ledger.cells(parent, TRUNK):
-            if run.status == RUNNING:
-                ledger.finish_sweep(run.run_id, "interrupted", {})
-        ledger.finish_sweep(parent, "interrupted", {})
-        raise
-    utilisation = compute_seconds / (session.units * wall_seconds)
-    print(
-        f"{running} cells in {wall_seconds:.0f} s on {session.units:g} {session.unit}: {compute_seconds:.0f} compute"
-        f" seconds, utilisation {utilisation:.0%}",
-        flush=True,
-    )
-    return utilisation
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a sweep as cleanly as Ctrl-C does. Entered after Ray starts, which sets a handler of its own."""
-    previous = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -298,10 +240,23 @@ def _print_rows(result: SweepResult) -> None:
             f"{row['budget_flops']:>9.3g}{row['d_model']:>9}{row['n_params']:>10,}{row['d_tokens']:>12,}{loss:>10}"
             f"  {row['status']}"
         )
-    failed = sum(row["status"] == "failed" for row in result.rows)
-    if failed:
-        print(f"{failed} cells failed (tag scalewright.error of their runs says why); --resume tries them again")
+    for status, note in (("diverged", "no points of their curves"), ("failed", "--resume tries them again")):
+        _print_lost([row for row in result.rows if row["status"] == status], status, note)
     print(f"MLflow experiment {result.experiment}, parent run {result.parent_run_id}")
+
+
+def _print_lost(rows: Sequence[dict[str, Any]], status: str, note: str) -> None:
+    """Cells without a loss that counts, each with its reason."""
+    if rows:
+        print(f"{len(rows)} cells {status} ({note}):")
+    for row in rows:
+        reason = (
+            row["error"].strip().splitlines()[-1] if row["error"].strip() else "its loss is above ln V or not finite"
+        )
+        print(
+            f"  {row['budget_flops']:.3g}-d{row['d_model']}-s{row['seed']}  run {row['run_id']}, {row['tries']} tries:"
+            f" {reason[:300]}"
+        )
 
 
 if __name__ == "__main__":

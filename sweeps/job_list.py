@@ -8,7 +8,7 @@ from typing import Any
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell
 from sweeps.jobs import Job
-from sweeps.trial import trial_spec
+from sweeps.specs import trial_spec
 from sweeps.trunks import Trunk
 
 

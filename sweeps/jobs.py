@@ -20,7 +20,8 @@ class Job:
         cost: expected time in arbitrary units.
         urgency: cost of the longest chain of jobs that begins with this one: the largest comes first.
         after: key of the job that has to end before; empty for none.
-        tries: times it was started.
+        tries: times it was started; without those that a dead process ended.
+        deaths: times its process or node died.
     """
 
     key: str
@@ -29,6 +30,7 @@ class Job:
     urgency: float
     after: str = ""
     tries: int = 0
+    deaths: int = 0
 
 
 @dataclass
@@ -37,21 +39,23 @@ class JobQueue:
 
     Attributes:
         jobs: all of them by key.
-        retries: policy.
+        retries: policy of cells that failed or diverged.
+        max_failures: times a job is started again after its process died.
         waiting: keys, most urgent first.
         done: status by key of what is over for good.
     """
 
     jobs: dict[str, Job]
     retries: Retries
+    max_failures: int = 0
     waiting: list[str] = field(default_factory=list)
     done: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, jobs: Sequence[Job], retries: Retries) -> JobQueue:
+    def of(cls, jobs: Sequence[Job], retries: Retries, max_failures: int = 0) -> JobQueue:
         """A queue with all jobs waiting."""
         ordered = sorted(jobs, key=lambda job: -job.urgency)  # of equals, as they were given
-        return cls({job.key: job for job in ordered}, retries, [job.key for job in ordered])
+        return cls({job.key: job for job in ordered}, retries, max_failures, [job.key for job in ordered])
 
     @property
     def finished(self) -> bool:
@@ -76,6 +80,17 @@ class JobQueue:
             self.waiting.insert(0, key)
             return False
         self.done[key] = status
+        return True
+
+    def died(self, key: str) -> bool:
+        """A job's process or node died; True when it is over, False when it is started again."""
+        job = self.jobs[key]
+        job.deaths += 1
+        if job.deaths <= self.max_failures:
+            job.tries -= 1
+            self.waiting.insert(0, key)
+            return False
+        self.done[key] = FAILED
         return True
 
     def status_before(self, job: Job) -> str:

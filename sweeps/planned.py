@@ -10,6 +10,7 @@ from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.plan import n_params
 from sweeps.config import SweepConfig
+from sweeps.corpus_store import local_corpus
 from sweeps.grid import Cell, Corpus, make_cell
 from sweeps.recipe import cell_recipe
 from sweeps.shapes import model_config
@@ -58,7 +59,11 @@ def run_config(cell: Cell, config: SweepConfig, name: str, processes: int, forec
         forecast_id: written as a tag of the run, which links it to its forecast.
     """
     recipe = cell_recipe(
-        cell, config, name, os.path.relpath(config.data.dir), {"tags": {"scalewright.forecast_id": forecast_id}}
+        cell,
+        config,
+        name,
+        os.path.relpath(local_corpus(config.data.dir)),
+        {"tags": {"scalewright.forecast_id": forecast_id}},
     )
     recipe["trainer"] |= {
         "devices": processes,

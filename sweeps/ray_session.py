@@ -6,12 +6,14 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from sweeps.cluster import code_environment
 from sweeps.rules import Resources
 
 # Ray reads these when it is imported or started.
@@ -25,6 +27,7 @@ _QUIET = {
     "TUNE_FORCE_TRIAL_CLEANUP_S": "1",  # on Ctrl-C do not wait for a trial's long step
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
+_CONNECT_SECONDS = 20.0
 _OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
 
 
@@ -62,13 +65,19 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
 
     address = os.environ.get("RAY_ADDRESS")
     variables = {name: str(resources.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    code = code_environment() if address else {}
+    variables |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", **code.pop("env_vars", {})}
     common: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": {**variables, "RAY_CHDIR_TO_TRIAL_DIR": "0"}},
+        "runtime_env": {"env_vars": variables, **code},
     }
     if address:
-        ray.init(address=address, **common)
+        _check_answers(address)
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
     else:
         with _sigterm_blocked():
             ray.init(
@@ -85,6 +94,21 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         yield _described(session, resources)
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself would wait for ever for an address that nobody answers."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # auto and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _described(name: str, resources: Resources) -> Session:

@@ -12,6 +12,7 @@ from lm.data.files import exclusive, write_bytes
 from plugins.loggers.delivery import RUN_ID_FILE
 from plugins.loggers.journal import FILE, Journal, decode
 from plugins.loggers.sender import Sender
+from sweeps.corpus_store import local_corpus
 from sweeps.ranks import Job, run_ranks
 
 CHECKPOINTS_A_CELL = 10
@@ -59,6 +60,7 @@ def train(spec: dict[str, Any]) -> tuple[dict[str, float], int, int]:
         run_dir, config = folder / "run", folder / "cell.yaml"
         recipe = copy.deepcopy(spec["recipe"])
         recipe |= {"runs_dir": str(folder), "name": "run"}
+        recipe["data"]["dir"] = local_corpus(recipe["data"]["dir"])
         beat = {"class_path": "plugins.callbacks.beat_files.BeatFiles", "init_args": {"folder": str(job.heartbeat)}}
         recipe["trainer"]["callbacks"].append(beat)
         folder.mkdir(parents=True, exist_ok=True)

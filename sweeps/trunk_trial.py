@@ -14,7 +14,8 @@ from plugins.loggers.delivery import RUN_ID_FILE
 from plugins.loggers.sweep_ledger import COMPLETE, DIVERGED, TRUNK, SweepLedger, trunk_tags
 from sweeps.branch_points import checkpoint_at, step_of
 from sweeps.config import SweepConfig
-from sweeps.trial import Trained, build_parts, close, cpu_seconds_now, recipe_config
+from sweeps.specs import recipe_config
+from sweeps.trial import Trained, build_parts, close, cpu_seconds_now
 from sweeps.trunks import Trunk
 
 _SAVES_A_TRUNK = 20

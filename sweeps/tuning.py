@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from plugins.loggers.sweep_ledger import CELL, FAILED, STOPPED, SweepLedger
+from plugins.loggers.sweep_ledger import CELL, STOPPED, SweepLedger
 from sweeps.config import SweepConfig
 from sweeps.jobs import Job, JobQueue
 from sweeps.kind import SweepKind
@@ -38,7 +38,7 @@ def run_trials(
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(slots)  # a process without a staged trial would be ended
     from ray import tune
 
-    queue = JobQueue.of(jobs, config.retries)
+    queue = JobQueue.of(jobs, config.retries, config.max_failures)
     progress = Progress(ledger, parent_run_id, queue, done_before)
     resources: dict[str, float] = {"cpu": config.resources.trial_cpus}
     if config.resources.gpus:
@@ -54,7 +54,8 @@ def run_trials(
             storage_path=os.path.abspath(os.path.join(config.runs_dir, "ray")),
             verbose=0,
             callbacks=[tune_callback(progress)],
-            failure_config=tune.FailureConfig(max_failures=config.max_failures),
+            # The queue starts a job again whose process died: Tune would not where it had not begun yet.
+            failure_config=tune.FailureConfig(max_failures=0),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
         ),
     )  # fmt: skip
@@ -115,17 +116,22 @@ class Progress:
             text = f"loss {result['val_loss']:.4f}"
         elif result["error"]:
             text += ": " + result["error"].splitlines()[-1]
-        self._line(spec, result, f"{text}  {result['wall_seconds']:.0f} s")
+        self._line(spec, self.queue.ended(spec["cell_id"], result), f"{text}  {result['wall_seconds']:.0f} s")
 
     def died(self, spec: dict[str, Any], error: str) -> None:
-        """A trial's process died for the last time."""
-        self.ledger.fail_cell(self.parent_run_id, spec["cell_id"], spec["label"], error, kind=spec["kind"])
-        reason = error.strip().splitlines()[-1] if error.strip() else "unknown"
-        self._line(spec, {"status": FAILED, "again": False}, f"failed: its process died ({reason})")
+        """A trial's process or node died."""
+        reason = error.strip().splitlines()[-1] if error.strip() else "no reason known"
+        text = f"its process or node died ({reason})"
+        over = self.queue.died(spec["cell_id"])
+        if over:
+            self.ledger.fail_cell(
+                self.parent_run_id, spec["cell_id"], spec["label"], f"{error}\n{text}".strip(), kind=spec["kind"]
+            )
+        self._line(spec, over, text)
 
-    def _line(self, spec: dict[str, Any], result: dict[str, Any], text: str) -> None:
-        if not self.queue.ended(spec["cell_id"], result):
-            print(f"[{self.done}/{self.total}] {spec['label']:<14} {text}  is tried again", flush=True)
+    def _line(self, spec: dict[str, Any], over: bool, text: str) -> None:
+        if not over:
+            print(f"[{self.done}/{self.total}] {spec['label']:<14} {text}; it is started again", flush=True)
             return
         self.done += spec["kind"] == CELL
         self._done_cost += self.queue.jobs[spec["cell_id"]].cost

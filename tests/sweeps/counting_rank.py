@@ -16,6 +16,7 @@ def main() -> int:
     folder, behaviour = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
     rank = int(os.environ["RANK"])
     (folder / f"pid_{rank}").write_text(str(os.getpid()))
+    (folder / f"devices_{rank}").write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.environ['LOCAL_RANK']}")
     if behaviour == "refuses":
         print("error: no such corpus", file=sys.stderr)
         return 2

@@ -56,13 +56,17 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("how", "hang_seconds"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 1.5)])
-def test_a_rank_that_dies_or_hangs_brings_all_back(tmp_path: Path, how: signal.Signals, hang_seconds: float) -> None:
-    """The other rank is ended as well, and both go on from where they were."""
+def test_a_rank_that_dies_or_hangs_brings_all_back(
+    tmp_path: Path, how: signal.Signals, hang_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank is ended as well, and both go on from where they were, on the devices that the trial was given."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     work = job(tmp_path, hang_seconds)
     sender = threading.Thread(target=send_when, args=(tmp_path, 1, 8, how))
     sender.start()
     assert run_ranks(work, lambda: [str(tmp_path)]) == 1
     sender.join()
+    assert [(tmp_path / f"devices_{rank}").read_text() for rank in (0, 1)] == ["2,5 0", "2,5 1"]
     seen = [line.split() for line in (tmp_path / "seen").read_text().split("\n")[:-1]]
     for rank in "01":
         numbers = [int(number) for who, number in seen if who == rank]

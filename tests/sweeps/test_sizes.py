@@ -52,6 +52,17 @@ def test_shipped_grids_hit_their_budgets_and_span_their_range(name: str) -> None
         assert ratios[0] == pytest.approx(high, rel=0.4) and ratios[-1] == pytest.approx(low, rel=0.4)
 
 
+@pytest.mark.parametrize("name", ["isoflop", "trunk"])
+def test_shipped_examples_dry_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isoflop, "read_corpus", lambda folder: CORPUS)  # the demo's vocabulary and size
+    assert isoflop.main(["--config", str(CONF / f"{name}.yaml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "24 cells" in said and "nothing was run" in said and "FLOPs off" in said and "REFUSED" not in said
+    assert ("saved" in said) == (name == "trunk")
+
+
 def test_a_large_grid_has_depth_by_width_and_even_spacing() -> None:
     rows = by_budget(build_grid(parse_config(LARGE), BIG))
     for row in rows.values():

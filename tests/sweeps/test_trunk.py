@@ -1,4 +1,4 @@
-"""Mode trunk: real tiny runs. A branch is the WSD run it stands for, a killed trunk goes on, nothing is trained twice."""
+"""Mode trunk: tiny real runs. A branch is the WSD run it stands for, a killed trunk goes on, no step is done twice."""
 
 from __future__ import annotations
 
@@ -219,6 +219,14 @@ def test_the_queue_waits_for_trunks_and_takes_the_most_urgent() -> None:
     for key in ("b1", "b2", "u"):
         assert queue.ended(key, {"status": "complete"})
     assert queue.finished and queue.next() is None
+
+
+def test_a_job_whose_process_died_starts_again_without_costing_a_retry() -> None:
+    queue = JobQueue.of([job("a", 3)], Retries(failed=1), max_failures=2)
+    for over in (False, False):
+        assert queue.next() and queue.died("a") is over
+    assert queue.next() and not queue.ended("a", {"status": "failed"})  # a failure of its own: its one retry is left
+    assert queue.next() and queue.died("a") and queue.finished and queue.done == {"a": "failed"}
 
 
 def test_retries_are_counted_by_kind() -> None:
