@@ -203,7 +203,7 @@ def write_experiment(
             "sequence_length": 32,
             "global_batch_tokens": 256,
             "validation_windows": 32,
-            "validation_batch_size": 4,
+            "validation_batch_size": 16,
             **(data or {}),
         },
         "trainer": {
