@@ -73,6 +73,7 @@ def test_resume_continues_the_same_run(runs, layout: Layout) -> None:
     assert_close(resumed["norms"], whole["norms"][SAVED_STEP:])
 
 
+@pytest.mark.timeout(900)  # alone, it makes the checkpoints of all layouts
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_resume_under_another_strategy(runs, world_size: int) -> None:
     """All crossings into layouts of so many processes, in one launch."""
