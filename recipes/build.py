@@ -80,7 +80,7 @@ class PretrainCLI(LightningCLI):
             parser_class=OneLineParser,
             trainer_defaults=dict(_FIXED),
             seed_everything_default=0,
-            parser_kwargs=dict.fromkeys(_SUBCOMMANDS, defaults) if run else defaults,
+            parser_kwargs=dict.fromkeys(self.subcommands(), defaults) if run else defaults,
             args=args,
             run=run,
             auto_configure_optimizers=False,
@@ -89,7 +89,8 @@ class PretrainCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        names = {"fit", "validate", "test"}
+        """The one that the command line names, else all: the parsers of the others take as long to build."""
+        names = set(sys.argv[1:2]) & set(_SUBCOMMANDS) or _SUBCOMMANDS
         return {name: skip for name, skip in LightningCLI.subcommands().items() if name in names}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -41,8 +42,10 @@ class SavingCallback(Checkpoint):
         permanent_every_tokens: float = 0,
         final_retry_seconds: float = 60.0,
     ) -> None:
-        if keep < 0 or not permanent_every_tokens >= 0 or not final_retry_seconds >= 0:  # NaN neither
-            raise ConfigError("checkpoint: keep, permanent_every_tokens and final_retry_seconds must not be negative")
+        counts = {"permanent_every_tokens": permanent_every_tokens, "final_retry_seconds": final_retry_seconds}
+        for name, value in {"keep": keep, **counts}.items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"checkpoint: {name} must be finite and not negative, got {value}")
         self.keep = keep
         self.asynchronous = asynchronous
         self.permanent_every_tokens = permanent_every_tokens

@@ -67,8 +67,8 @@ class Dashboard(Callback):
                 raise ConfigError(f"dashboard: {name} must be at least 1, got {value}")
         if history_length > _LONGEST_HISTORY:
             raise ConfigError(f"dashboard: history_length must be at most {_LONGEST_HISTORY}, got {history_length}")
-        if not straggler_factor > 1 or (peak_tflops is not None and not 0 < peak_tflops < math.inf):
-            raise ConfigError("dashboard: straggler_factor must be above 1 and peak_tflops above 0")
+        if not 1 < straggler_factor < math.inf or (peak_tflops is not None and not 0 < peak_tflops < math.inf):
+            raise ConfigError("dashboard: straggler_factor must be above 1 and peak_tflops above 0, both finite")
         self.every_n_steps = every_n_steps
         self.score_every = score_every
         self.peak_tflops = peak_tflops

@@ -56,8 +56,8 @@ class YoungCheckpoint(SavingCallback):
             "time_limit_seconds": 1 if time_limit_seconds is None else time_limit_seconds,
         }
         for name, value in positive.items():
-            if not value > 0:
-                raise ConfigError(f"YoungCheckpoint.{name} must be positive, got {value}")
+            if not 0 < value < math.inf:
+                raise ConfigError(f"YoungCheckpoint.{name} must be positive and finite, got {value}")
         self.failures_per_device_day = failures_per_device_day
         self.first_step = first_step
         self.max_interval_seconds = max_interval_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,33 @@ def _verify(path: Path) -> None:
     collectives.raise_together(error, f"cannot load {path}")
 
 
+_KINDS = {"global_step": int, "epoch": int, "loops": dict, "callbacks": dict, "lr_schedulers": list, "optimizer": dict}
+
+
+def read_rest(file: Path) -> dict[str, Any]:
+    """What was saved beside the tensors, read without running what is in it.
+
+    Raises:
+        CheckpointError: it is no state of a run.
+    """
+    try:
+        rest = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks for {asked[1]}, which no checkpoint needs" if asked else f"unreadable ({type(error).__name__})"
+        raise CheckpointError(f"{file} is refused: {reason}") from None
+    if not isinstance(rest, dict):
+        raise CheckpointError(f"{file} holds no state of a run but a {type(rest).__name__}")
+    for key, kind in _KINDS.items():
+        if key in rest and not isinstance(rest[key], kind):
+            raise CheckpointError(f"{file}: {key} is a {type(rest[key]).__name__}, not a {kind.__name__}")
+    if "optimizer" in rest and not isinstance(rest["optimizer"].get("scalars"), dict):
+        raise CheckpointError(f"{file}: its optimizer has no scalars")
+    return rest
+
+
 class Reader:
     """A verified checkpoint, open for reading. Creating it is collective, and so are its methods.
 
@@ -126,9 +154,7 @@ class Reader:
             _checked.discard(self.path)
         else:
             _verify(self.path)
-        self.rest: dict[str, Any] = self.together(
-            lambda: torch.load(self.path / STATE, map_location="cpu", weights_only=True)
-        )
+        self.rest: dict[str, Any] = self.together(lambda: read_rest(self.path / STATE))
         self.metadata: Metadata = self.together(lambda: PlainReader(self.path).read_metadata())
 
     def together(self, action: Callable[[], Any]) -> Any:

@@ -1,12 +1,11 @@
 """Starts real training through the command line, in processes that a test can kill, stop and read.
 
-They are forked from a server that has imported everything once, so that a start costs a second and not ten. What they
-do then is what `python -m recipes.pretrain` does in a process of its own; SIGKILL is as final.
+They are forked (tests/processes.py). What they do then is what `python -m recipes.pretrain` does in a process of its
+own; SIGKILL is as final.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,16 +19,8 @@ import yaml
 
 from lm.data.synthetic import random_documents, write_folder
 from plugins.strategies.ports import free_port
+from tests import processes
 
-_PRELOAD = [
-    "torch.distributed.checkpoint",
-    "lightning.pytorch",
-    "mlflow.tracking",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "deepspeed",
-    "recipes.build",
-    "plugins.callbacks.throughput",
-]
 Prepare = Callable[["Tracer"], None]
 _OF_TIME = ("tokens_per", "checkpoint", "step_seconds", "work_seconds", "mfu", "memory_gb")
 
@@ -83,9 +74,7 @@ class Job:
     """
 
     def __init__(self, folder: Path, arguments: list[str], world_size: int = 1, prepare: Prepare | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOAD)
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = processes.context()
         self.log = folder / f"log-{time.monotonic_ns()}"
         self.events: list[tuple[str, int]] = []
         self._pipe, sender = context.Pipe(duplex=False)
@@ -168,15 +157,7 @@ def _main(
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     if world_size > 1:
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            NODE_RANK="0",
-            WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE=str(world_size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
+        os.environ.update(processes.launcher_environment(rank, world_size, port))
         arguments = [*arguments, "--trainer.devices", str(world_size)]
     import torch
 
@@ -222,7 +203,7 @@ def write_experiment(
             "sequence_length": 32,
             "global_batch_tokens": 256,
             "validation_windows": 32,
-            "validation_batch_size": 4,
+            "validation_batch_size": 16,
             **(data or {}),
         },
         "trainer": {

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from plugins.strategies import checkpoint
 from tests.continuity.launch import Job, Tracer, fit_arguments, histories
@@ -92,16 +93,46 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
     assert time.monotonic() - started < 10
 
 
+class StopsItself:
+    """SIGSTOP in step 6 of rank `stopped`, once its first beat is known. The other waits in that step until it has
+    happened, and from there on loses patience after 8 s: however busy the machine, it is the stopped rank that is silent.
+    """
+
+    def __init__(self, stopped: int, done: Path) -> None:
+        self.stopped, self.done = stopped, done
+
+    def __call__(self, tracer: Tracer) -> None:
+        from lm.module import LlamaModule
+        from plugins.callbacks.heartbeat import Heartbeat
+
+        training_step = LlamaModule.training_step
+
+        def step(module, *args):
+            if module.trainer.global_step == 5 and tracer.rank == self.stopped:
+                store = torch.distributed.distributed_c10d._get_default_store()
+                while not store.check([f"heartbeat/{tracer.rank}"]):
+                    time.sleep(0.01)
+                self.done.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if module.trainer.global_step == 5:
+                while not self.done.exists():
+                    time.sleep(0.01)
+                (heartbeat,) = (found for found in module.trainer.callbacks if isinstance(found, Heartbeat))
+                heartbeat._limit, heartbeat._pause = 8.0, 0.1
+            return training_step(module, *args)
+
+        LlamaModule.training_step = step
+
+
 @pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_rank_that_hangs_is_named(folder: Path, stopped: int) -> None:
+def test_a_rank_that_hangs_is_named(folder: Path, tmp_path: Path, stopped: int) -> None:
     """A stopped process says nothing more; the other one ends by itself and says whom it waited for."""
-    strategy = ["--trainer.strategy", "plugins.strategies.ddp.DDP", "--trainer.strategy.timeout_seconds", "25"]
-    job = Job(folder, fit_arguments(folder, f"hang-{stopped}", *strategy), 2, slow_steps)
+    strategy = ["--trainer.strategy", "plugins.strategies.ddp.DDP", "--trainer.strategy.timeout_seconds", "80"]
+    prepare = StopsItself(stopped, tmp_path / "stopped")
+    job = Job(folder, fit_arguments(folder, f"hang-{stopped}", *strategy), 2, prepare)
     assert job.wait_for(at_step(5)), job.output()
-    process = job.processes[stopped]
-    os.kill(process.pid, signal.SIGSTOP)
-    other = job.processes[1 - stopped]
-    other.join(timeout=60)
+    process, other = job.processes[stopped], job.processes[1 - stopped]
+    other.join(timeout=120)
     os.kill(process.pid, signal.SIGKILL)
     assert job.join()[1 - stopped] == 142, job.output()
     lines = [line for line in job.output().splitlines() if line.startswith("error: ")]

@@ -1,7 +1,6 @@
 """Runs a function on n real processes joined by gloo, as torchrun would start them.
 
-Processes are forked from a server that has imported torch, Lightning and DeepSpeed once, so a launch costs a fraction
-of a second. A rank that fails or hangs takes the others down with it, and the error shows every rank's traceback.
+A rank that fails or hangs takes the others down with it, and the error shows every rank's traceback.
 """
 
 from __future__ import annotations
@@ -19,14 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from plugins.strategies.ports import free_port
+from tests import processes
 
-_PRELOAD = [
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "lightning.pytorch",
-    "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer",  # compiles at import; DeepSpeed imports it at its first start
-]
 _GRACE_SECONDS = 5.0  # what the other ranks get to fail by themselves, so that their tracebacks are seen too
 
 
@@ -40,12 +33,9 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_secon
     Raises:
         RuntimeError: with the traceback of each rank that failed or was still running.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    port = free_port()
+    context, port = processes.context(), free_port()
     with tempfile.TemporaryDirectory() as folder:
-        processes, pipes = [], []
+        started, pipes = [], []
         for rank in range(world_size):
             receiver, sender = context.Pipe(duplex=False)
             stacks = Path(folder) / f"rank{rank}"
@@ -54,12 +44,12 @@ def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_secon
             )
             process.start()
             sender.close()
-            processes.append(process)
+            started.append(process)
             pipes.append(receiver)
         try:
             outcomes = _collect(pipes, timeout_seconds)
         finally:
-            for process in processes:
+            for process in started:
                 process.join(timeout=1)
                 if process.is_alive():
                     process.kill()
@@ -109,15 +99,7 @@ def _main(
     kwargs: dict,
 ) -> None:
     """Body of one process."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        NODE_RANK="0",
-        WORLD_SIZE=str(world_size),
-        LOCAL_WORLD_SIZE=str(world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    os.environ.update(processes.launcher_environment(rank, world_size, port))
     import torch
     import torch.distributed as dist
 

@@ -81,6 +81,11 @@ def resume(layout: Layout, path: Path) -> dict[str, Any]:
     return curve(fit(build_trainer(layout, STEPS), Model(), path))
 
 
+def resume_crossings(pairs: list[tuple[Path, Layout]]) -> list[dict[str, Any]]:
+    """Each checkpoint continued under its layout, one after the other in the same processes."""
+    return [resume(layout, path) for path, layout in pairs]
+
+
 def resume_each(layout: Layout, paths: list[Path]) -> list[dict[str, Any]]:
     return [resume(layout, path) for path in paths]
 

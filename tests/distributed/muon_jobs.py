@@ -27,3 +27,8 @@ def train(layout: Layout, folder: Path) -> dict[str, Any]:
 
 def resume(layout: Layout, path: Path) -> list[float]:
     return fit(build_trainer(layout, STEPS), MuonModel(), path).losses
+
+
+def resume_crossings(pairs: list[tuple[Path, Layout]]) -> list[list[float]]:
+    """Each checkpoint continued under its layout, one after the other in the same processes."""
+    return [resume(layout, path) for path, layout in pairs]

@@ -50,14 +50,17 @@ def test_losses_equal_one_process(muon_runs: Runs, layout: Layout) -> None:
     assert run["resumed"] == pytest.approx(reference["losses"][muon_jobs.SAVED_STEP :], rel=1e-5)
 
 
-@pytest.mark.parametrize(("source", "target"), CROSSINGS, ids=lambda name: name)
-def test_momentum_moves_between_strategies(muon_runs: Runs, source: str, target: str) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_momentum_moves_between_strategies(muon_runs: Runs, world_size: int) -> None:
+    """All crossings into layouts of so many processes, in one launch."""
     reference = muon_runs[SINGLE]["losses"][muon_jobs.SAVED_STEP :]
-    assert muon_runs[BY_NAME[source]]["losses"]  # the run that leaves the checkpoint
-    layout = BY_NAME[target]
-    path = muon_runs.folder / source
-    resumed = harness.run(muon_jobs.resume, layout.world_size, layout, path)[0]
-    assert resumed == pytest.approx(reference, rel=1e-5)
+    pairs = [(source, BY_NAME[target]) for source, target in CROSSINGS if BY_NAME[target].world_size == world_size]
+    for source, _ in pairs:
+        assert muon_runs[BY_NAME[source]]["losses"]  # the run that leaves the checkpoint
+    paths = [(muon_runs.folder / source, layout) for source, layout in pairs]
+    results = harness.run(muon_jobs.resume_crossings, world_size, paths)[0]
+    for (source, layout), resumed in zip(pairs, results, strict=True):
+        assert resumed == pytest.approx(reference, rel=1e-5), (source, layout.name)
 
 
 def test_pieces_of_a_flattened_group_cover_every_matrix_once() -> None:

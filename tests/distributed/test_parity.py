@@ -73,14 +73,18 @@ def test_resume_continues_the_same_run(runs, layout: Layout) -> None:
     assert_close(resumed["norms"], whole["norms"][SAVED_STEP:])
 
 
-@pytest.mark.parametrize(("source", "target"), CROSSINGS, ids=lambda name: name)
-def test_resume_under_another_strategy(runs, source: str, target: str) -> None:
-    layout = BY_NAME[target]
-    path = runs.checkpoint(BY_NAME[source])
-    resumed = harness.run(jobs.resume, layout.world_size, layout, path)[0]
+@pytest.mark.timeout(900)  # alone, it makes the checkpoints of all layouts
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_resume_under_another_strategy(runs, world_size: int) -> None:
+    """All crossings into layouts of so many processes, in one launch."""
+    pairs = [(source, BY_NAME[target]) for source, target in CROSSINGS if BY_NAME[target].world_size == world_size]
+    paths = [(runs.checkpoint(BY_NAME[source]), layout) for source, layout in pairs]
+    results = harness.run(jobs.resume_crossings, world_size, paths)[0]
     reference = runs.result(SINGLE)["whole"]
-    assert_close(resumed["losses"], reference["losses"][SAVED_STEP:])
-    assert_close(resumed["norms"], reference["norms"][SAVED_STEP:])
+    for (source, layout), resumed in zip(pairs, results, strict=True):
+        print(f"{source} continued under {layout.name}")  # the last one printed is the one that failed
+        assert_close(resumed["losses"], reference["losses"][SAVED_STEP:])
+        assert_close(resumed["norms"], reference["norms"][SAVED_STEP:])
 
 
 @pytest.mark.slow

@@ -1,18 +1,15 @@
-"""Processes that tests kill: runs of the recipe, or a few lines of code. They are forked from one that has imported it
-all, which costs 10 seconds of CPU once and not each time."""
+"""Processes that tests kill: runs of the recipe, or a few lines of code. They are forked (tests/processes.py)."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+from tests import processes
 
 
 class SlowSteps(Callback):
@@ -27,21 +24,17 @@ class SlowSteps(Callback):
 
 def preload() -> None:
     """Begin to import the recipe in the server that processes are forked from."""
-    _CONTEXT.set_forkserver_preload(["recipes.build", "recipes.pretrain", "mlflow.tracking", __name__])
-    process = _CONTEXT.Process(target=_nothing)
-    process.start()
+    processes.context().Process(target=_nothing).start()
 
 
 def start_run(arguments: list[str], environment: dict[str, str], log: Path) -> Any:
-    """`python -m recipes.pretrain ARGUMENTS` as a process of its own; its output is appended to `log`."""
-    process = _CONTEXT.Process(target=_pretrain, args=(arguments, environment, log))
-    process.start()
-    return process
+    """`python -m recipes.pretrain ARGUMENTS` as a process of its own; its stderr is appended to `log`."""
+    return processes.start_pretrain(arguments, environment, log)
 
 
 def start_code(code: str, run_dir: Path) -> Any:
     """Python statements as a process of its own, with `run_dir` and this process' environment."""
-    process = _CONTEXT.Process(target=_code, args=(code, run_dir, dict(os.environ)))
+    process = processes.context().Process(target=_code, args=(code, run_dir, dict(os.environ)))
     process.start()
     return process
 
@@ -53,17 +46,3 @@ def _code(code: str, run_dir: Path, environment: dict[str, str]) -> None:
 
 def _nothing() -> None:
     pass
-
-
-def _pretrain(arguments: list[str], environment: dict[str, str], log: Path) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.environ.update(environment)
-    sys.argv = ["recipes.pretrain", *arguments]
-    import torch
-
-    from recipes.pretrain import main
-
-    torch.set_num_threads(1)
-    sys.exit(main())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.recipes.test_pretrain import ROOT, folder, history, one_error, pretrain  # noqa: F401
+from tests.recipes.test_pretrain import folder, history, one_error, pretrain, pretrain_as_typed  # noqa: F401
 
 RUN = ["--config", "conf/callbacks/dashboard.yaml", "--config", "conf/callbacks/samples.yaml"]
 
@@ -43,7 +41,7 @@ def test_a_run_with_callbacks_from_config_is_drawn(
 def test_a_broken_rank_ends_the_command_in_one_line(folder: Path) -> None:  # noqa: F811
     """Status 2 from the process that started the others, and nothing saved of that state."""
     flip = "{class_path: tests.distributed.dashboard_jobs.Flip, init_args: {step: 8, rank: 1, name: model.norm.weight}}"
-    done = pretrain(
+    done = pretrain_as_typed(
         folder, "--name", "broken", "--trainer.devices", "2", "--trainer.callbacks+", flip,
         "--config", "conf/callbacks/integrity.yaml",
     )  # fmt: skip
@@ -53,8 +51,9 @@ def test_a_broken_rank_ends_the_command_in_one_line(folder: Path) -> None:  # no
     assert not list((folder / "runs" / "broken").glob("checkpoints/step-*"))
 
 
-def test_help_has_examples() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.dashboard", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "recipes.dashboard runs/small" in done.stdout
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    from recipes.dashboard import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0 and "recipes.dashboard runs/small" in capsys.readouterr().out

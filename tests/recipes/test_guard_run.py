@@ -17,7 +17,7 @@ def test_a_run_that_does_not_recover_stops_with_one_line(folder: Path) -> None: 
     (added,) = config["trainer"]["callbacks+"]
     added["init_args"] |= {"rule": "ema", "threshold": 0.01, "warmup": 9, "strikes": 3, "max_roll_backs": 1}
     (folder / "guard.yaml").write_text(yaml.safe_dump(config))
-    done = pretrain(folder, "--name", "spiky", "--config", str(folder / "guard.yaml"), "--trainer.devices", "2")
+    done = pretrain(folder, "--name", "spiky", "--config", str(folder / "guard.yaml"), world_size=2)
     assert done.returncode == 2, done.stderr
     error = one_error(done.stderr)
     assert "spike guard: stopped at step 12: new strikes from step 10 after 1 roll-backs" in error

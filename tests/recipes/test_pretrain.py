@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from lm.data.synthetic import random_documents, write_folder
+from tests import processes
+from tests.processes import Done
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -54,9 +56,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pretrain(folder: Path, *arguments: str, command: str = "fit") -> subprocess.CompletedProcess:
+def pretrain(folder: Path, *arguments: str, command: str = "fit", world_size: int = 1, uri: str = "") -> Done:
+    """The command in forked processes; `uri` of MLflow, a database in the folder by default."""
+    line = [command, "--config", str(folder / "experiment.yaml"), *arguments]
+    environment = {"MLFLOW_TRACKING_URI": uri or f"sqlite:///{folder}/mlflow.db"}
+    return processes.pretrain(line, environment, world_size)
+
+
+def pretrain_as_typed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user types it: all is imported anew, and Lightning starts the other processes."""
     environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "recipes.pretrain", command, "--config", str(folder / "experiment.yaml"), *arguments]
+    line = [sys.executable, "-m", "recipes.pretrain", "fit", "--config", str(folder / "experiment.yaml"), *arguments]
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
 
 
@@ -99,9 +109,8 @@ def test_fit_then_resume_under_another_strategy(folder: Path) -> None:
     # The last checkpoint is torn by hand: the one before it is taken, under another strategy.
     newest = folder / "runs/whole/checkpoints/step-00000016"
     (newest / "manifest.json").unlink()
-    again = pretrain(
-        folder, "--name", "whole", "--ckpt_path", "last", "--trainer.strategy", "fsdp", "--trainer.devices", "2"
-    )
+    spread = ("--trainer.strategy", "fsdp", "--trainer.devices", "2")
+    again = pretrain_as_typed(folder, "--name", "whole", "--ckpt_path", "last", *spread)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("picked 32-true") == 1  # by the first of two processes
     assert history(folder, "whole", "loss") == losses
@@ -190,12 +199,8 @@ def test_records_that_cannot_be_kept_are_refused_before_there_is_a_run(folder: P
         "database": f"sqlite:///{folder}/garbage.db",
         "folder": "sqlite:////nowhere/at/all/mlflow.db",
     }[kind]
-    several = ["--trainer.devices", "2", "--trainer.strategy", "ddp"] if kind == "server" else []
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "recipes.pretrain", "fit", "--config", str(folder / "experiment.yaml")]
-    done = subprocess.run(
-        [*line, "--name", "mistake", *several], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
+    world_size, strategy = (2, "ddp") if kind == "server" else (1, "single")
+    done = pretrain(folder, "--name", "mistake", "--trainer.strategy", strategy, world_size=world_size, uri=uri)
     assert done.returncode == 2, done.stderr
     assert uri.removeprefix("sqlite:///") in one_error(done.stderr)
     assert not (folder / "runs" / "mistake").exists()
@@ -213,19 +218,22 @@ def test_the_last_line_has_the_last_losses(folder: Path) -> None:
 
 
 def test_a_world_size_that_does_not_divide_the_batch(folder: Path) -> None:
-    done = pretrain(folder, "--name", "mistake", "--data.global_batch_tokens", "224", "--trainer.devices", "2")
+    done = pretrain(folder, "--name", "mistake", "--data.global_batch_tokens", "224", world_size=2)
     assert done.returncode == 2, done.stderr
     error = one_error(done.stderr)
     assert "7 windows" in error and "process counts that work: 1, 7" in error
 
 
-def test_help_explains() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "recipes.pretrain", "fit", "--help"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0
+def test_help_explains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from recipes.pretrain import main
+
+    monkeypatch.setattr(sys, "argv", ["pretrain", "fit", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
     for text in ("--trainer.strategy", "--data.global_batch_tokens", "tokens an optimizer step", "--ckpt_path"):
-        assert text in done.stdout
+        assert text in told
 
 
 def test_a_warmup_longer_than_the_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,6 @@ def test_a_run_with_a_ramp(folder: Path) -> None:  # noqa: F811
 
     # The same steps on two processes from the checkpoint of step 16.
     (folder / "runs/ramp/checkpoints/step-00000024/manifest.json").unlink()
-    again = pretrain(folder, "--name", "ramp", *ramp, "--ckpt_path", "last", "--trainer.devices", "2")
+    again = pretrain(folder, "--name", "ramp", *ramp, "--ckpt_path", "last", world_size=2)
     assert again.returncode == 0, again.stderr
     assert history(folder, "ramp", "loss") == losses
