@@ -31,6 +31,7 @@ from sweeps.config import SweepConfig, load_config
 from sweeps.files import write_text
 from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
+from sweeps.scaling.approaches import APPROACHES
 from sweeps.settings import settings_of
 
 
@@ -126,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--config", type=Path, required=True, metavar="FILE", help="of the finished sweep")
     p.add_argument("--budget", type=float, required=True, metavar="FLOPS", help="of the planned run")
     p.add_argument("--processes", type=int, default=1, metavar="N", help="devices of the planned run")
-    p.add_argument("--approach", choices=["isoflop", "parametric"], help="fit to decide by; default: the preferred one")
+    p.add_argument("--approach", choices=list(APPROACHES), help="fit to decide by; default: the preferred one")
     p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for fit, forecast and config")
     return p
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -213,6 +214,7 @@ def _convention_lines(report: FitReport) -> list[str]:
 
 def _notes(report: FitReport) -> list[str]:
     lines = [f"{name}: {flag}" for name, result in report.analysis.results.items() for flag in result.flags]
+    lines = grouped(lines)
     lines += [_bias_line(name, result) for name, result in report.analysis.results.items() if result.bias]
     excluded = report.analysis.table.excluded
     if excluded:
@@ -236,3 +238,14 @@ def _bias_line(name: str, result: Result) -> str:
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def grouped(lines: Sequence[str], few: int = 2) -> list[str]:
+    """Lines that differ in their numbers only, beyond the first few, become one: `and 37 more like it`."""
+    kinds: dict[str, list[str]] = {}
+    for line in dict.fromkeys(lines):
+        kinds.setdefault(re.sub(r"\d[\d.]*(e[+-]?\d+)?", "#", line), []).append(line)
+    shown = []
+    for same in kinds.values():
+        shown += same if len(same) <= few + 1 else [*same[:few], f"… and {len(same) - few} more like the line above"]
+    return shown

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sweeps.fit_report import quantity
-from sweeps.report_words import grouped, plain, power, span
+from sweeps.fit_report import grouped, quantity
+from sweeps.report_words import plain, power, span
 from sweeps.scaling.analysis import Analysis
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.bootstrap import Interval

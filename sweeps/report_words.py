@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
-from sweeps.fit_report import quantity
+from sweeps.fit_report import grouped, quantity
 from sweeps.scaling.analysis import Analysis, Decision
 from sweeps.scaling.bootstrap import Interval
 
@@ -90,17 +89,6 @@ def cautions(analysis: Analysis) -> list[str]:
     if not best.holdout.points:
         found.append("No budget could be held out, so nothing tells how far the fit misses what it has not seen.")
     return found
-
-
-def grouped(lines: Sequence[str], few: int = 2) -> list[str]:
-    """Lines that differ in their numbers only, beyond the first few, become one: `and 37 more like it`."""
-    kinds: dict[str, list[str]] = {}
-    for line in dict.fromkeys(lines):
-        kinds.setdefault(re.sub(r"\d[\d.]*(e[+-]?\d+)?", "#", line), []).append(line)
-    shown = []
-    for same in kinds.values():
-        shown += same if len(same) <= few + 1 else [*same[:few], f"… and {len(same) - few} more like the line above"]
-    return shown
 
 
 def summary_class(analysis: Analysis) -> str:

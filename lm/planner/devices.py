@@ -6,6 +6,7 @@ Peaks are dense: data sheets that give tensor-core figures with 2:4 sparsity are
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,7 +79,8 @@ DEVICES: dict[str, Device] = {
 
 def peak_tflops(name: str) -> float:
     """Dense bf16 TFLOP/s of a GPU by the name its driver gives, such as 'NVIDIA H100 80GB HBM3'; 0 where not known."""
-    known = next((d for d in DEVICES.values() if all(word in name for word in d.name.split())), None)
+    words = set(re.findall(r"\w+", name))  # an L40 is no L4
+    known = next((d for d in DEVICES.values() if words.issuperset(d.name.split())), None)
     return 0.0 if known is None else known.tflops["bf16"]
 
 

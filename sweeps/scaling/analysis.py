@@ -12,6 +12,7 @@ from sweeps.scaling.bias import Bias, own_grid_bias
 from sweeps.scaling.bootstrap import Interval, interval
 from sweeps.scaling.conventions import ConventionExponent, conventions, exponents
 from sweeps.scaling.holdout import Holdout, rolling
+from sweeps.scaling.holdout_runs import rolling_runs
 from sweeps.scaling.hyperparameters import HyperparameterLaws, fit_hyperparameters
 from sweeps.scaling.isoflop import NEAREST, Minimum, fit_isoflop
 from sweeps.scaling.surfaces import Surface
@@ -22,8 +23,8 @@ from sweeps.scaling.world import fitted_world
 __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
 
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
-# Replicates of each exponent in the table of conventions.
-CONVENTION_DRAWS = 200
+CONVENTION_DRAWS = 200  # replicates of each exponent in the table of conventions
+LARGEST_ERROR = 1.0  # relative error on budgets not seen, from which a fit is none
 NO_INTERVAL = Interval(float("nan"), float("nan"))
 
 
@@ -221,7 +222,9 @@ def _result(
     flags = list(model.flags)
     replicates = _draws(approach, table, model, bootstrap, options, flags)
     holdout = _holdout(approach, table, minima, options, flags)
-    if approach.holdout_errors is not None and replicates is not None:
+    if holdout.relative_error > LARGEST_ERROR:
+        raise FitError(f"it misses what it has not seen by over {LARGEST_ERROR:.0%}: these runs follow no such law")
+    if approach.holdout_errors is not None and replicates is not None and table.runs[0].budget is not None:
         holdout = holdout.with_expected(approach.holdout_errors(table, model, replicates, options))
     result = Result(
         approach=approach.name,
@@ -270,8 +273,8 @@ def _draws(
 def _holdout(
     approach: Approach, table: RunTable, minima: tuple[Minimum, ...], options: FitOptions, flags: list[str]
 ) -> Holdout:
-    if not approach.by_budget and any(run.budget is None for run in table.runs):
-        holdout = Holdout((), "the table has no budget column")
+    if any(run.budget is None for run in table.runs):
+        holdout = rolling_runs(table, lambda part: approach.fit(part, options))
     else:
         holdout = rolling(table, minima, lambda part: approach.fit(part, options))
     if holdout.reason:

@@ -20,10 +20,17 @@ def serious(flags: tuple[str, ...]) -> list[str]:
     return [flag for flag in flags if any(word in flag for word in SERIOUS)]
 
 
-def preference(result: Result) -> tuple[bool, float, str]:
-    """Sort key: seriously flagged last, then by holdout error, then by name."""
+def preference(result: Result) -> tuple[bool, float, int, str]:
+    """Sort key: seriously flagged or mostly refused last, then by holdout error, then by flags, then by name."""
     error = result.holdout.relative_error
-    return bool(serious(result.flags)), float("inf") if np.isnan(error) else error, result.approach
+    last = bool(serious(result.flags)) or mostly_refused(result)
+    return last, float("inf") if np.isnan(error) else error, len(result.flags), result.approach
+
+
+def mostly_refused(result: Result) -> bool:
+    """More than half of the budgets gave no minimum: what is left is a selection, not the sweep."""
+    refused = sum("FLOPs refused" in flag for flag in result.flags)
+    return 2 * refused > len(result.budgets)
 
 
 def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
