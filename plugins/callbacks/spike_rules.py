@@ -59,9 +59,8 @@ class Rule:
         self.warmup = min(self.warmup, self.window) if warmup is None else warmup
         if not 2 <= self.window <= LONGEST_WINDOW or not 0 < self.threshold < math.inf or self.warmup < 1:
             raise ConfigError(
-                f"spike_guard: window must be from 2 to {LONGEST_WINDOW}, threshold positive and finite, warmup 1 or"
-                " more, got"
-                f" window {self.window}, threshold {self.threshold}, warmup {self.warmup}"
+                f"spike_guard: window must be from 2 to {LONGEST_WINDOW}, threshold positive and finite, warmup"
+                f" 1 or more, got window {self.window}, threshold {self.threshold}, warmup {self.warmup}"
             )
         self.accepted = 0
 

@@ -124,8 +124,9 @@ def read_rest(file: Path) -> dict[str, Any]:
         raise
     except Exception as error:
         asked = re.search(r"GLOBAL (\S+)", str(error))
-        unreadable = f"unreadable ({type(error).__name__})"
-        reason = f"it asks for {asked[1]}, which no checkpoint needs" if asked else unreadable
+        reason = (
+            f"it asks for {asked[1]}, which no checkpoint needs" if asked else f"unreadable ({type(error).__name__})"
+        )
         raise CheckpointError(f"{file} is refused: {reason}") from None
     if not isinstance(rest, dict):
         raise CheckpointError(f"{file} holds no state of a run but a {type(rest).__name__}")

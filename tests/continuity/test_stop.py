@@ -95,8 +95,7 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
 
 class StopsItself:
     """SIGSTOP in step 6 of rank `stopped`, once its first beat is known. The other waits in that step until it has
-    happened, and from there on loses patience after 8 s: however busy the machine, it is the stopped rank that is
-    silent.
+    happened, and from there on loses patience after 8 s: however busy the machine, the stopped one is silent.
     """
 
     def __init__(self, stopped: int, done: Path) -> None:

@@ -37,7 +37,11 @@ def line_for(key: str, class_path: str, **arguments: Any) -> str:
         ("samples.Samples", {"prompts": ["a"], "temperature": math.nan}, "temperature must be a number from 0 on"),
         ("samples.Samples", {"prompts": ["a"], "seed": -1}, "seed must be from 0"),
         ("samples.Samples", {}, "required: prompts"),
-        ("young_checkpoint.YoungCheckpoint", {"failures_per_device_day": math.nan}, "positive and finite, got nan"),
+        (
+            "young_checkpoint.YoungCheckpoint",
+            {"failures_per_device_day": math.nan},
+            "must be positive and finite, got nan",
+        ),
         ("checkpoint.PeriodicCheckpoint", {"permanent_every_tokens": math.nan}, "must be finite and not negative"),
         ("checkpoint.PeriodicCheckpoint", {"every_n_steps": 1.5}, "Expected a <class 'int'>. Got value: 1.5"),
         ("long_context.LongContext", {"stages": [{"from_tokens": math.inf, "sequence_length": 64}]}, "from_tokens"),
