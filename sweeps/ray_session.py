@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ _QUIET = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
 _CONNECT_SECONDS = 20.0
+_START_ATTEMPTS = 5
 _OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
 
 
@@ -79,14 +81,7 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
     else:
-        with _sigterm_blocked():
-            ray.init(
-                address="local",
-                num_cpus=cores,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                **common,
-            )
+        _start_here(cores, common)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost trial becomes a row, not a traceback
     try:
         node: Any = ray._private.worker._global_node
@@ -94,6 +89,36 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         yield _described(session, resources)
     finally:
         ray.shutdown()
+
+
+def _start_here(cores: int, common: dict[str, Any]) -> None:
+    """A Ray of this machine's own. Ray gives its first process 30 s, which a busy machine may need more than once.
+
+    Raises:
+        ConfigError: it did not start in several attempts.
+    """
+    import ray
+
+    for attempt in range(1, _START_ATTEMPTS + 1):
+        try:
+            with _sigterm_blocked():
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    **common,
+                )
+            return
+        except Exception as error:  # Ray raises no narrower one
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            print(f"Ray did not start in time (attempt {attempt} of {_START_ATTEMPTS})", file=sys.stderr, flush=True)
+    raise ConfigError(
+        "Ray did not start on this machine: it is too busy or has too little memory; when it is quieter, the same"
+        " command with --resume goes on"
+    )
 
 
 def _check_answers(address: str) -> None:
