@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
@@ -30,13 +31,34 @@ def exit_status(command: Callable[[], int | None], interrupted: str = "stopped")
         interrupted: what to say after Ctrl-C: what is kept, how to go on.
 
     Returns:
-        The command's status; 2 after a ValueError (ConfigError is one), 130 after Ctrl-C.
+        The command's status; 2 after a ValueError (ConfigError is one), a file that cannot be read or written, or an
+        answer of MLflow that is an error; 130 after Ctrl-C; 141 when whoever read the output has gone (`| head`).
     """
     try:
-        return command() or 0
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        status = command() or 0
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print(f"\n{interrupted}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or the interpreter complains once more when it ends
+        return 141
+    except Exception as error:
+        words = _words(error)
+        if words is None:
+            raise
+        print(f"error: {words}", file=sys.stderr)
+        return 2
+
+
+def _words(error: Exception) -> str | None:
+    """One line for what the caller can mend; None for an error in the program."""
+    if isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    mlflow = sys.modules.get("mlflow.exceptions")  # not imported here: most commands do without
+    if mlflow is not None and isinstance(error, mlflow.MlflowException):
+        return f"MLflow: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+    return None

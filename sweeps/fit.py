@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps import answers
+from sweeps.files import write_text
 from sweeps.fit_report import FitReport
 from sweeps.records import OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import Analysis, analyse
@@ -65,6 +68,7 @@ def fit_experiment(
     Raises:
         ValueError: bad input, in one line. FitError (a ValueError): no approach can answer, with each reason.
     """
+    _check_options(budgets, bootstrap, seed, max_excess, noise_sd)
     if isinstance(runs, RunTable):
         table, source = runs, "run table"
     else:
@@ -82,6 +86,22 @@ def fit_experiment(
 
         report.mlflow_run_ids.update(log_fit(report, mlflow_experiment, parent_run_id, tracking_uri))
     return report
+
+
+def _check_options(
+    budgets: Sequence[float], bootstrap: int, seed: int, max_excess: float | None, noise_sd: float | None
+) -> None:
+    """Raises ConfigError, in the command's words, before anything is read."""
+    for budget in budgets:
+        if not (math.isfinite(budget) and budget > 0):
+            raise ConfigError(f"--budget is {budget:g}; give FLOPs above 0")
+    for name, value in (("--max-excess", max_excess), ("--noise-sd", noise_sd)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name} is {value:g}; give a number above 0, such as .01")
+    if bootstrap < 0 or bootstrap == 1:
+        raise ConfigError(f"--bootstrap is {bootstrap}; give 2 replicates or more, or 0 for no intervals")
+    if seed < 0:
+        raise ConfigError(f"--seed is {seed}; give 0 or more")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -191,7 +211,7 @@ def _command(arguments: argparse.Namespace) -> None:
     if not arguments.budget:
         print(f"no --budget was given: decided for {DEFAULT_REACH:g} times the largest one")
     if arguments.json:
-        arguments.json.write_text(json.dumps(report.as_dict(), indent=1))
+        write_text(arguments.json, json.dumps(report.as_dict(), indent=1))
         print(f"numbers: {arguments.json}")
     if arguments.plots:
         from sweeps.plots import plot_all

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from recipes.command import command_parser, exit_status
+from sweeps.files import write_text
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.forecast_record import Check, check, log_forecast, log_outcome, markers
 from sweeps.forecasting import Forecast, make_forecast, nearest_shape, read_shapes
@@ -64,7 +65,7 @@ def _command(arguments: argparse.Namespace) -> None:
             f" scalewright.forecast_id={forecast.forecast_id}"
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(forecast), indent=1))
+        write_text(arguments.json, json.dumps(asdict(forecast), indent=1))
 
 
 if __name__ == "__main__":

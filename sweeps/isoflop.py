@@ -28,6 +28,7 @@ from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.corpus_store import local_corpus
+from sweeps.files import write_text
 from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
 from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.job_list import jobs_of
@@ -211,9 +212,7 @@ def _command(args: argparse.Namespace) -> int:
         return _dry_run(config)
     result = run_sweep(config, resume=args.resume, cores=args.cores)
     if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+        write_text(Path(args.json), json.dumps(asdict(result), indent=1) + "\n")
     _print_rows(result)
     return 0 if result.complete else 1
 

@@ -19,10 +19,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plugins.loggers.tracking import check_store, tracking_uri
+from plugins.loggers.tracking import tracking_uri
 from recipes.command import command_parser, exit_status
+from sweeps.files import write_text
 from sweeps.ledger_rows import Row, give_up, read_ledger, settle
 from sweeps.ledger_score import Score, ledger_dict, ledger_text, score, score_by
+from sweeps.records import require_store
 
 __all__ = ["Row", "Score", "ledger_text", "main", "read_ledger", "score", "score_by", "settle"]
 
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(arguments: argparse.Namespace) -> None:
     uri: str = arguments.tracking_uri or tracking_uri()
-    check_store(uri)
+    require_store(uri)
     rows = read_ledger(arguments.experiment, uri)
     if arguments.give_up:
         give_up(rows, arguments.give_up, arguments.reason, uri)
@@ -57,7 +59,7 @@ def _command(arguments: argparse.Namespace) -> None:
         rows = read_ledger(arguments.experiment, uri)
     print(ledger_text(rows))
     if arguments.json:
-        arguments.json.write_text(json.dumps(ledger_dict(rows), indent=1))
+        write_text(arguments.json, json.dumps(ledger_dict(rows), indent=1))
         print(f"numbers: {arguments.json}")
     if arguments.plot:
         from sweeps.ledger_plot import plot_ledger

@@ -128,7 +128,7 @@ def _family(path: Path, table: RunTable) -> Family:
 
     config = load_config(path)
     if not len(table):
-        raise ConfigError("no usable runs in the table")
+        raise ConfigError(f"no usable runs in the table: {table.why_empty()}")
     known = [float(b) for b in table.budgets]
     if not any(math.isclose(c, b, rel_tol=0.01) for c in config.budgets for b in known):
         raise ConfigError(f"none of the runs' budgets is one of {path}: is it this sweep's config?")

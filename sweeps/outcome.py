@@ -20,21 +20,32 @@ def read_decision(folder: Path) -> dict[str, Any]:
     """forecast.json of a folder made by sweeps.decide.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it is another file.
     """
     path = folder / "forecast.json"
     if not path.is_file():
         raise ConfigError(f"{folder} holds no decision (no forecast.json): run python -m sweeps.decide --out {folder}")
-    return json.loads(path.read_text())
+    try:
+        decision = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); make it anew with sweeps.decide") from None
+    needed = {*Forecast.__dataclass_fields__, "experiment", "sweep", "run"}
+    missing = sorted(needed - decision.keys() if isinstance(decision, dict) else needed)
+    if missing:
+        raise ConfigError(f"{path} lacks {', '.join(missing)}: it is not what sweeps.decide writes; run that first")
+    return decision
 
 
 def as_forecast(decision: dict[str, Any]) -> Forecast:
     """The Forecast that sweeps.decide wrote down."""
     values = {name: decision[name] for name in Forecast.__dataclass_fields__}
-    model = dict(decision["model"])
-    if model.get("mup") is not None:
-        model["mup"] = MuPConfig(**model["mup"])
-    return Forecast(**{**values, "model": ModelConfig(**model), "flags": tuple(decision["flags"])})
+    values["flags"] = tuple(decision["flags"])
+    if decision["model"] is not None:
+        model = dict(decision["model"])
+        if model.get("mup") is not None:
+            model["mup"] = MuPConfig(**model["mup"])
+        values["model"] = ModelConfig(**model)
+    return Forecast(**values)
 
 
 def measured(run_dir: Path) -> tuple[str, dict[str, float]]:

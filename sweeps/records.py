@@ -6,15 +6,18 @@ newest finished one counts and the others are listed as excluded. Diverged, fail
 
 from __future__ import annotations
 
-import csv
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lm.errors import ConfigError
 from plugins.loggers import tracking
 from plugins.loggers.history import latest
+from sweeps.csv_table import read_csv_rows
 from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
 from sweeps.where import row_filter
 
@@ -75,17 +78,16 @@ def read_runs(
 
 def read_csv(path: Path, columns: Mapping[str, str], where: str | None = None) -> RunTable:
     """Reads a CSV with a header. Without a C column C = 6 N D; without a run column each line is a run of its own."""
-    if not path.is_file():
-        raise ValueError(f"no file {path}; give a CSV of runs or mlflow:EXPERIMENT")
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or []
-        rows = [{key: parse(text) for key, text in row.items() if key is not None} for row in reader]
-    names = _resolve(CSV_COLUMNS, columns, header, str(path))
+    found = read_csv_rows(path)
+    names = _resolve(CSV_COLUMNS, columns, found.header, str(path))
     keep = row_filter(where)
     runs, excluded = [], []
-    for number, row in enumerate(rows):
-        label = str(row[names["run"]]) if "run" in names else f"line {number + 2}"
+    for line, texts in found.rows:
+        if texts is None:
+            excluded.append(Excluded(f"line {line}", f"more than the header's {len(found.header)} values"))
+            continue
+        row = {key: parse(text) for key, text in texts.items()}
+        label = str(row[names["run"]]) if "run" in names else f"line {line}"
         if not keep(row):
             continue
         try:
@@ -165,10 +167,34 @@ def parse(text: str | None) -> object:
 
 
 def client(tracking_uri: str | None = None) -> Any:
-    """MlflowClient at `tracking_uri`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory."""
+    """MlflowClient at `tracking_uri`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory.
+
+    Raises:
+        ConfigError: nobody answers there, or its database cannot be opened.
+    """
     from mlflow.tracking import MlflowClient
 
-    return MlflowClient(tracking_uri or tracking.tracking_uri())
+    uri = tracking_uri or tracking.tracking_uri()
+    _check_store(uri)
+    return MlflowClient(uri)
+
+
+def require_store(tracking_uri: str | None = None) -> None:
+    """Before reading: a client would make a database that is not there, and find it empty.
+
+    Raises:
+        ConfigError: the SQLite database is missing.
+    """
+    uri = tracking_uri or tracking.tracking_uri()
+    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    if uri.startswith("sqlite:///") and not path.exists():
+        raise ConfigError(f"there is no MLflow database {path}; change folder, or set MLFLOW_TRACKING_URI")
+
+
+@cache
+def _check_store(uri: str) -> None:
+    """Once for each address: a report makes many clients."""
+    tracking.check_store(uri)
 
 
 def experiment_id(mlflow_client: Any, experiment: str) -> str:
@@ -210,7 +236,10 @@ def read_mlflow(
     cells: dict[str, list[tuple[Any, dict[str, object]]]] = {}
     query = f"tags.`{KIND}` = 'cell'"
     if parent_run_id:
+        if not re.fullmatch(r"[\w-]+", parent_run_id):
+            raise ValueError(f"--sweep is {parent_run_id!r}, which is no MLflow run id")
         query += f" and tags.`mlflow.parentRunId` = '{parent_run_id}'"
+    require_store(tracking_uri)
     mlflow_client = client(tracking_uri)
     for run in search_all(mlflow_client, experiment, query):
         row = _row(mlflow_client, run)

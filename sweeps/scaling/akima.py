@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.interpolate import Akima1DInterpolator
 
-from sweeps.scaling.isoflop import MIN_POINTS, NEAREST, Minimum, fit_curve
+from sweeps.scaling.isoflop import MIN_POINTS, NEAREST, Minimum, fit_curve, refusals
 from sweeps.scaling.laws import LossLaw, PowerLine, fit_loss_law
 from sweeps.scaling.table import Array, FitError, RunTable
 
@@ -120,7 +120,7 @@ def fit_akima(
     minima = tuple(minimum for minimum, _, _, _ in found)
     good = [m for m in minima if m.ok]
     if len(good) < 2:
-        why = "; ".join(f"{m.budget:.3g} FLOPs: {m.reason}" for m in minima if not m.ok) or "no other budgets"
+        why = refusals(minima) or "no other budgets"
         raise FitError(f"isoflop_akima needs minima at 2 budgets or more, {len(good)} found ({why})")
     c = np.array([m.budget for m in good])
     n_sd = np.array([s[0] for m, s, _, _ in found if m.ok])

@@ -138,7 +138,11 @@ class Analysis:
             FitError: every approach was refused.
         """
         if not self.results:
-            raise FitError("no approach gave an answer: " + "; ".join(f"{k}: {v}" for k, v in self.refused.items()))
+            reasons: dict[str, list[str]] = {}
+            for name, reason in self.refused.items():
+                reasons.setdefault(reason, []).append(name)
+            told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+            raise FitError(f"no approach gave an answer: {told}")
         return min(self.results.values(), key=preference)
 
 
@@ -176,7 +180,8 @@ def analyse(
     if unknown:
         raise ValueError(f"unknown approach {unknown[0]!r}; choose from {', '.join(APPROACHES)} or all")
     if len(table) == 0:
-        return Analysis(table, {}, dict.fromkeys(names, "no usable runs in the table"), (), "no runs")
+        reason = f"no usable runs in the table: {table.why_empty()}"
+        return Analysis(table, {}, dict.fromkeys(names, reason), (), "no runs")
     options = FitOptions(near, max_excess, loss_form, noise_sd, seed)
     minima = _minima(table, near)
     laws = _laws(table, bootstrap, seed)

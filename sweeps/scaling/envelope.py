@@ -14,7 +14,7 @@ import numpy as np
 from sweeps.scaling.bootstrap import draw_counts
 from sweeps.scaling.bootstrap_isoflop import draw_sd, estimate_noise, given_noise
 from sweeps.scaling.bootstrap_lines import LineReplicates, add_scatter, line_replicates, redraw
-from sweeps.scaling.isoflop import MIN_POINTS, IsoFlopFit, Minimum, fit_isoflop
+from sweeps.scaling.isoflop import MIN_POINTS, IsoFlopFit, Minimum, fit_isoflop, refusals
 from sweeps.scaling.laws import fit_loss_law, fit_power_line
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.world import draw_world, fitted_world
@@ -50,7 +50,7 @@ def fit_envelope(table: RunTable, loss_form: str = "auto") -> EnvelopeFit:
     minima = tuple(_lowest(table, np.flatnonzero(bins == b), curves) for b in np.unique(bins))
     good = [m for m in minima if m.ok]
     if len(good) < MIN_BINS:
-        why = "; ".join(f"{m.budget:.3g} FLOPs: {m.reason}" for m in minima if not m.ok) or "no other FLOPs"
+        why = refusals(minima) or "no other FLOPs"
         raise FitError(f"envelope needs {MIN_BINS} points or more, {len(good)} found ({why})")
     c = np.array([m.budget for m in good])
     return EnvelopeFit(

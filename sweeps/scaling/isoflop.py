@@ -9,6 +9,7 @@ Known bias: the parabola is symmetric and the true curve is not, so wide or off-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,7 +137,7 @@ def fit_isoflop(table: RunTable, near: int | None = NEAREST, loss_form: str = "a
     minima = tuple(_fit_budget(table, budget, near) for budget in table.budgets)
     good = [m for m in minima if m.ok]
     if len(good) < 2:
-        why = "; ".join(f"{m.budget:.3g} FLOPs: {m.reason}" for m in minima if not m.ok) or "no other budgets"
+        why = refusals(minima) or "no other budgets"
         raise FitError(f"isoflop needs minima at 2 budgets or more, {len(good)} found ({why})")
     return lines_through(good, minima, near, loss_form)
 
@@ -202,6 +203,20 @@ def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss:
     return Minimum(budget, float(np.exp(log_n_opt)), float(np.exp(log_d_opt)), loss_opt, coefficients, x_mean, used)
 
 
+def refusals(minima: Sequence[Minimum]) -> str:
+    """Each kind of refusal with the first two budgets it met; empty where none was refused."""
+    kinds: dict[str, list[str]] = {}
+    for m in minima:
+        if not m.ok:
+            kinds.setdefault(m.reason.partition("(")[0], []).append(f"{m.budget:.3g} FLOPs: {m.reason}")
+    told = [
+        line
+        for lines in kinds.values()
+        for line in (*lines[:2], *([f"{len(lines) - 2} more alike"] if lines[2:] else []))
+    ]
+    return "; ".join(told)
+
+
 def _vertex(x: Array, y: Array, grid: Array, name: str) -> tuple[tuple[float, float, float], float, float, str]:
     """Least-squares parabola of y over x: coefficients around mean(x), vertex x, vertex y, reason to refuse."""
     mean = x.mean()
@@ -220,4 +235,7 @@ def _vertex(x: Array, y: Array, grid: Array, name: str) -> tuple[tuple[float, fl
             f"the minimum in {name} lies {side} the grid ({np.exp(low):.3g} to {np.exp(high):.3g}); add {more} {name}"
         )
         return (q2, q1, q0), np.nan, np.nan, reason
-    return (q2, q1, q0), vertex, q0 - q1**2 / (4 * q2), ""
+    lowest = q0 - q1**2 / (4 * q2)
+    if lowest <= 0:
+        return (q2, q1, q0), np.nan, np.nan, f"the parabola in ln {name} has its minimum at a loss of {lowest:.3g}"
+    return (q2, q1, q0), vertex, lowest, ""

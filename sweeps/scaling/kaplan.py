@@ -190,7 +190,8 @@ class KaplanReplicates:
     def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> Array:
         """Loss of a planned run, [k]."""
         log_a, log_b, _, rho, _ = self.surface.T
-        return np.exp(self.gamma * np.logaddexp(log_a - rho * np.log(n_params), log_b - np.log(d_tokens)))
+        with np.errstate(invalid="ignore"):  # of replicates that did not converge
+            return np.exp(self.gamma * np.logaddexp(log_a - rho * np.log(n_params), log_b - np.log(d_tokens)))
 
 
 def kaplan_loss(n_params: Array, d_tokens: Array, alpha_n: float, alpha_d: float, n_c: float, d_c: float) -> Array:

@@ -18,10 +18,11 @@ from scipy.optimize import minimize
 
 from sweeps.scaling.minimize import BatchMinimum, minimize_batch
 from sweeps.scaling.newton import newton_batch
-from sweeps.scaling.table import Array, FitError, RunTable
+from sweeps.scaling.table import BUDGET_GAP, Array, FitError, RunTable
 
 DELTA = 1e-3
 STARTS = 48
+SAME_LOSS = 1e-9  # relative
 MIN_ROWS = 6
 # Relative to the largest gradient the rows could give (every residual beyond delta).
 GRADIENT_TOLERANCE = 1e-6
@@ -255,6 +256,10 @@ def require_rows(table: RunTable, form: str = "parametric") -> None:
     for name, values in (("N", table.n), ("D", table.d)):
         if len(np.unique(np.round(np.log(values), 6))) < 3:
             raise FitError(f"{form} needs 3 distinct {name} or more; add runs that differ in {name}")
+    if np.ptp(np.log(table.c)) < BUDGET_GAP:
+        raise FitError(f"{form} needs runs at several budgets; all have {table.c[0]:.3g} FLOPs")
+    if np.ptp(np.log(table.loss)) < SAME_LOSS:
+        raise FitError(f"{form} cannot tell anything from one loss in all runs ({table.loss[0]:.4g}); check its column")
 
 
 def _starts(problem: Problem, loss: Array, count: int, seed: int) -> Array:

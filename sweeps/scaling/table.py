@@ -6,6 +6,7 @@ Rows a fit cannot use are not dropped silently: they are listed in `RunTable.exc
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,9 @@ BUDGET_GAP = 0.05
 BUDGET_TOLERANCE = 0.10
 # SQL stores of MLflow turn infinity into the largest double.
 LARGEST_LOSS = 1e300
+# No run has such numbers, and their squares and products leave the range of a double.
+LARGEST, SMALLEST = 1e100, 1e-100
+LOSSES = 1e-9, 1e9
 
 
 class FitError(ConfigError):
@@ -105,6 +109,14 @@ class RunTable:
                 bad.append(Excluded(run.run, reason))
         return cls(tuple(good), tuple(bad), convention, n_convention)
 
+    def why_empty(self) -> str:
+        """Reasons why no run is left, one row of each kind, for a message."""
+        kinds: dict[str, str] = {}
+        for row in self.excluded:
+            kinds.setdefault(re.sub(r"[\d.]+", "#", row.reason), f"{row.run}: {row.reason}")
+        few = list(kinds.values())[:3]
+        return f"all {len(self.excluded)} rows are excluded, such as {'; '.join(few)}" if few else "no rows were read"
+
     def __len__(self) -> int:
         return len(self.runs)
 
@@ -176,12 +188,16 @@ def _why_unusable(run: Run) -> str | None:
     for name, value in (("N", run.n_params), ("D", run.d_tokens), ("C", run.c_flops)):
         if not (math.isfinite(value) and value > 0):
             return f"{name} is {value:g}, not a positive number"
+        if not SMALLEST < value < LARGEST:
+            return f"{name} is {value:g}, which no run has; is it the right column?"
     if math.isnan(run.loss):
         return "loss is NaN (diverged)"
     if not math.isfinite(run.loss) or abs(run.loss) >= LARGEST_LOSS:
         return "loss is infinite (diverged)"
     if run.loss <= 0:
         return f"loss is {run.loss:g}, not positive"
+    if not LOSSES[0] < run.loss < LOSSES[1]:
+        return f"loss is {run.loss:g} nats per token, which no run has; is it the right column?"
     if run.budget is None:
         return None
     if not (math.isfinite(run.budget) and run.budget > 0):
