@@ -53,7 +53,7 @@ def context() -> ForkServerContext:
 def end_with_parent() -> None:
     """Kill this process when the one that asked for it is gone: nobody else would. For the first line of a process.
 
-    Linux's PR_SET_PDEATHSIG would not do: the parent, for the kernel, is the server, which lives as long as its children.
+    Linux's PR_SET_PDEATHSIG would not do: to the kernel the parent is the server, which lives as long as its children.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""What the spike guard dropped and the checkpoints it goes back to, through the command line: damaged ones, cooldowns."""
+"""What the spike guard dropped and the checkpoints it goes back to, through the command line."""
 
 from __future__ import annotations
 
