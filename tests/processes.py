@@ -7,9 +7,12 @@ list of what it imports.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
@@ -45,6 +48,21 @@ def context() -> ForkServerContext:
     found.set_forkserver_preload(_PRELOAD)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     return found
+
+
+def end_with_parent() -> None:
+    """Kill this process when the one that asked for it is gone: nobody else would. For the first line of a process.
+
+    Linux's PR_SET_PDEATHSIG would not do: to the kernel the parent is the server, which lives as long as its children.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def launcher_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -102,6 +120,7 @@ def start_pretrain(arguments: list[str], environment: dict[str, str], log: Path)
 
 
 def _pretrain(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    end_with_parent()
     descriptors = os.open(os.devnull, os.O_WRONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number, descriptor in enumerate(descriptors, start=1):
         os.dup2(descriptor, number)

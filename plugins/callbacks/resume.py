@@ -9,8 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lm.errors import ConfigError
-from plugins.callbacks import run_lock
+from plugins.callbacks import roll_backs, run_lock
 from plugins.callbacks.checkpoint import tell
+from plugins.callbacks.spike_guard import SpikeGuard
 from plugins.strategies import checkpoint, checkpoint_io, leftovers
 
 
@@ -57,6 +58,10 @@ class Resume(Callback):
         self.path = choose(trainer, self.folder, set_aside=fitting)
         if self.path is None and not fitting:
             raise ConfigError(f"{self.folder} holds no checkpoint; train the run first, or pass another --ckpt_path")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not any(isinstance(callback, SpikeGuard) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            roll_backs.keep_dropped(trainer)
 
     # The validation that is missing ---------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lm.data.dropped import Ranges
+from plugins.callbacks import rewind
 
 FILE = "spike_guard.json"
 _MOST_TAG = 4000  # characters; MLflow takes 5,000 to 8,000
@@ -90,6 +91,26 @@ def read(run_dir: Path) -> tuple[list[RollBack], Ranges] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         rank_zero_warn(f"{path} cannot be read ({error}): roll-backs newer than the checkpoint are forgotten")
         return None
+
+
+def origin(trainer: Any) -> Path:
+    """Folder of the run whose checkpoint training begins from: another run's for a cooldown, else this one's."""
+    path = trainer.ckpt_path
+    if path is not None and Path(path).parent.name == "checkpoints":
+        return Path(path).parent.parent
+    return Path(trainer.default_root_dir)
+
+
+def keep_dropped(trainer: Any) -> None:
+    """For a run without a spike guard, on_train_start: what an earlier guard dropped stays dropped. Collective.
+
+    The checkpoint that it went back to was written before that, and knows nothing of it.
+    """
+    found = read(origin(trainer)) if trainer.is_global_zero else None
+    past, skipped = trainer.strategy.broadcast(found) or ([], [])
+    if hasattr(trainer.datamodule, "rolled_back") and any(back.to_step >= trainer.global_step for back in past):
+        trainer.datamodule.rolled_back(skipped)
+        rewind.reload_data(trainer)
 
 
 def as_text(skipped: Ranges, roll_backs: list[RollBack]) -> str:

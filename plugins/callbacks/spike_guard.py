@@ -16,7 +16,7 @@ from plugins.callbacks import rewind, roll_backs
 from plugins.callbacks.diagnosis import diagnose
 from plugins.callbacks.roll_backs import RollBack
 from plugins.callbacks.spike_rules import Spike, make_rule
-from plugins.strategies.checkpoint import CheckpointError
+from plugins.strategies import checkpoint, checkpoint_io
 
 _WIDEST_MARGIN = 1_000_000  # steps
 
@@ -149,11 +149,11 @@ class SpikeGuard(Callback):
             return
         trainer.strategy.saver.wait()
         trainer.strategy.barrier("spike_guard")  # every rank's part of a save in the background is written
-        candidates = self._candidates(trainer)
-        if not candidates:
-            self._go_on(f"no checkpoint is older than the first strike, at step {self._struck[0] + 1}")
+        path = self._sound(trainer, self._candidates(trainer))
+        if path is None:
+            self._go_on(f"no sound checkpoint is older than the first strike, at step {self._struck[0] + 1}")
             return
-        self._roll_back(trainer, candidates)
+        self._roll_back(trainer, path)
 
     def _inside_step(self, trainer: Any) -> bool:
         return trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches != 0
@@ -179,13 +179,13 @@ class SpikeGuard(Callback):
             older = before + [item for item in older if item not in before][::-1]
         return [path for _, path in older]
 
-    def _roll_back(self, trainer: Any, candidates: list[Path]) -> None:
+    def _roll_back(self, trainer: Any, path: Path) -> None:
         data, step = trainer.datamodule, trainer.global_step
         struck, margin = list(self._struck), self.margin_steps << self._stalled()
         history = list(self.roll_backs)
         order = data.order
         self._struck = []  # also where the checkpoint is from before the guard
-        path = self._load_first(trainer, candidates)
+        rewind.load(trainer, path)
         to_step = trainer.global_step
         dropped = self._around(order, struck, margin, to_step)
         skipped = with_ranges(order, dropped)
@@ -207,17 +207,15 @@ class SpikeGuard(Callback):
             skipped = trainer.datamodule.order.skipped
             self._unwritten = not roll_backs.write(Path(trainer.default_root_dir), self.roll_backs, skipped)
 
-    def _load_first(self, trainer: Any, candidates: list[Path]) -> Path:
-        """Load the first checkpoint that is whole; every rank takes the same."""
-        for number, path in enumerate(candidates, start=1):
-            try:
-                rewind.load(trainer, path)
+    def _sound(self, trainer: Any, candidates: list[Path]) -> Path | None:
+        """The first candidate whose files are what was written; damaged ones are told of and set aside. Collective."""
+        for path in candidates:
+            problem = checkpoint_io.check(path)  # before anything of it is loaded
+            if problem is None:
                 return path
-            except CheckpointError as error:
-                if number == len(candidates):
-                    raise  # weights may be half loaded: going on would be worse
-                self._say(f"{error}")
-        raise AssertionError("no candidates")
+            left = checkpoint.set_aside(path) if trainer.is_global_zero else path
+            self._say(f"{problem} (it is {left.name} now)")
+        return None
 
     def _around(self, order: Any, struck: list[int], margin: int, to_step: int) -> Ranges:
         """Ranges of k of the struck steps and of `margin` steps about each, none before the checkpoint's step."""
@@ -261,8 +259,11 @@ class SpikeGuard(Callback):
     # Restart --------------------------------------------------------------------------------------------------------
 
     def _recall(self, trainer: Any) -> None:
-        """Take over the roll-backs that happened after this checkpoint was written, and tag the run with them."""
-        found = roll_backs.read(Path(trainer.default_root_dir)) if trainer.is_global_zero else None
+        """Take over the roll-backs that happened after this checkpoint was written, and tag the run with them.
+
+        They are in the folder of the run that wrote it: for a cooldown, the trunk's.
+        """
+        found = roll_backs.read(roll_backs.origin(trainer)) if trainer.is_global_zero else None
         past, skipped = trainer.strategy.broadcast(found) or ([], [])
         if len(past) > len(self.roll_backs) and hasattr(trainer.datamodule, "rolled_back"):
             to_step = past[len(self.roll_backs)].to_step

@@ -76,6 +76,7 @@ class MLflowLogger(Logger):
         self._sender: Any = None
         self._finished = False
         self._stopped = False
+        self._no_room = False
 
     @property
     def name(self) -> str:
@@ -179,6 +180,12 @@ class MLflowLogger(Logger):
     def _append(self, record: dict[str, Any]) -> None:
         assert self._journal is not None
         self._journal.append(record)
+        if self._journal.waiting and not self._no_room:
+            warnings.warn(
+                f"no room for metrics in {self._journal.path}: they wait in memory until there is, the run goes on",
+                stacklevel=2,
+            )
+        self._no_room = self._journal.waiting > 0
         if self._finished:  # a validation after the training, say
             self._sender.start()
 
@@ -279,6 +286,12 @@ class MLflowLogger(Logger):
             )
         self._sender.stop()
         self._journal.close()
+        if self._journal.waiting:
+            print(
+                f"warning: {self._journal.waiting} records found no room in {self._journal.path} and are lost: make"
+                " room; a run that goes on from a checkpoint before them logs them again",
+                file=sys.stderr,
+            )
         self._finished = True
         if self._folder is not None and not left:
             atexit.register(shutil.rmtree, self._folder, ignore_errors=True)

@@ -151,6 +151,7 @@ def _main(
     prepare: Prepare | None,
 ) -> None:
     """Body of one process: as if it had been started by a launcher."""
+    processes.end_with_parent()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -99,6 +99,7 @@ def _main(
     kwargs: dict,
 ) -> None:
     """Body of one process."""
+    processes.end_with_parent()
     os.environ.update(processes.launcher_environment(rank, world_size, port))
     import torch
     import torch.distributed as dist

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from plugins.callbacks import roll_backs
-from plugins.loggers.journal import Journal
+from plugins.loggers.journal import FILE, Journal
+from plugins.loggers.mlflow import MLflowLogger
 
 DAMAGED = [
     b"\xff\xfe junk",
@@ -42,3 +43,17 @@ def test_of_roll_backs_nothing_is_known(tmp_path: Path, text: str) -> None:
     (tmp_path / roll_backs.FILE).write_text(text)
     with pytest.warns(UserWarning, match="cannot be read"):
         assert roll_backs.read(tmp_path) is None
+
+
+def test_a_journal_without_room_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """/dev/full takes nothing, as a disk that is full from the beginning to the end of a run."""
+    (tmp_path / FILE).symlink_to("/dev/full")
+    logger = MLflowLogger(finish_seconds=0.0)
+    with pytest.warns(UserWarning, match="no room for metrics") as told:
+        logger.open(tmp_path, resume=True)
+        for step in range(3):
+            logger.log_metrics({"loss": 1.0}, step)
+    assert sum("no room" in str(warning.message) for warning in told) == 1
+    logger.finalize("success")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 6 records found no room") and "are lost" in line
