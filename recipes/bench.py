@@ -11,6 +11,7 @@ Examples:
     python -m recipes.bench memory    bytes a rank holds under each strategy, beside the prediction
     python -m recipes.bench guard     seconds of a step with the spike guard over seconds without it
     python -m recipes.bench dashboard what the dashboard adds to the time of a step
+    python -m recipes.bench dedup     near-duplicates: documents/s on one core, recall and precision
     python -m recipes.bench step --help
 """
 
@@ -23,7 +24,7 @@ from recipes.command import exit_status
 
 _NAMES = (
     *("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu"),
-    *("guard", "dashboard"),
+    *("guard", "dashboard", "dedup"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 
