@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from lm.data.files import DataError
@@ -70,10 +71,11 @@ def _splitter() -> Any:
             return _WORD.findall(text)
 
         def sent_tokenize(self, text: str) -> list[str]:
-            return [part for part in _SENTENCE_END.split(text) if part.strip()]
+            return [text[start:end].strip() for start, end in self.span_tokenize(text)]
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            raise NotImplementedError("no filter asks for spans")
+            cuts = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+            return [(start, end) for start, end in pairwise(cuts) if text[start:end].strip()]
 
     return PatternTokenizer()
 

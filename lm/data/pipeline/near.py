@@ -3,6 +3,7 @@
 A document is the set of its word 5-grams. k = b x r minimum hashes estimate the Jaccard index J of two sets, with a
 standard error of sqrt(J (1 - J) / k); two documents are candidates if all r hashes of one of b bands agree, which
 happens with probability 1 - (1 - J^r)^b. Candidates are joined transitively and one document a cluster is kept.
+With `min_similarity` a candidate also needs that estimate of J, so that many narrow bands (b 20, r 5) may cast wide.
 """
 
 from __future__ import annotations
@@ -84,32 +85,46 @@ def bands(signature: NDArray[np.uint32], b: int, r: int) -> Iterator[NDArray[np.
         yield np.unique(keys, return_inverse=True)[1].ravel()
 
 
-def candidate_pairs(signature: NDArray[np.uint32], b: int, r: int) -> NDArray[np.int64]:
-    """Pairs (i, j), i < j, that share a bucket, each once; int64 [pairs, 2]. Grows with the square of a bucket."""
-    pairs: set[tuple[int, int]] = set()
+def candidate_pairs(
+    signature: NDArray[np.uint32], b: int, r: int, min_similarity: float = 0.0, span: int = 32
+) -> NDArray[np.int64]:
+    """Pairs (i, j), i < j, that share a bucket, each once; int64 [pairs, 2].
+
+    Args:
+        min_similarity: pairs whose signatures agree in a smaller share of their entries are left out.
+        span: a document is paired with as many before it in a bucket at most, so that a bucket of a million copies
+            gives 32 million pairs and not 5e11; the pairs left out are joined through those between.
+    """
+    n = len(signature)
+    codes = [np.empty(0, np.int64)]
     for bucket in bands(signature, b, r):
         order = np.argsort(bucket, kind="stable")
-        for members in np.split(order, np.flatnonzero(np.diff(bucket[order])) + 1):
-            if len(members) > 1:
-                rows = members.tolist()
-                pairs.update((i, j) for place, i in enumerate(rows) for j in rows[place + 1 :])
-    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+        sorted_bucket = bucket[order]
+        for shift in range(1, min(span, n - 1) + 1):
+            same = np.flatnonzero(sorted_bucket[shift:] == sorted_bucket[:-shift])
+            if not len(same):
+                break
+            codes.append(order[same] * n + order[same + shift])
+    code = np.unique(np.concatenate(codes))
+    pairs = np.stack([code // max(n, 1), code % max(n, 1)], axis=1)
+    if min_similarity <= 0:
+        return pairs
+    steps = range(0, len(pairs), 1 << 14)
+    alike = [
+        np.mean(signature[p[:, 0]] == signature[p[:, 1]], axis=1) for p in (pairs[i : i + (1 << 14)] for i in steps)
+    ]
+    return pairs[np.concatenate([np.empty(0), *alike]) >= min_similarity]
 
 
-def clusters(signature: NDArray[np.uint32], b: int, r: int) -> NDArray[np.int64]:
-    """Cluster of each document: documents that share a bucket, and so on transitively; int64 [documents]."""
+def clusters(signature: NDArray[np.uint32], b: int, r: int, min_similarity: float = 0.0) -> NDArray[np.int64]:
+    """Cluster of each document: candidates, and their candidates, transitively; int64 [documents]."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     n = len(signature)
-    left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for bucket in bands(signature, b, r):
-        order = np.argsort(bucket, kind="stable")
-        same = np.flatnonzero(np.diff(bucket[order]) == 0)
-        left.append(order[same])
-        right.append(order[same + 1])  # a chain through the bucket joins it as well as all its pairs
-    edges = (np.concatenate(left), np.concatenate(right))
-    graph = coo_array((np.ones(len(edges[0]), np.int8), edges), shape=(n, n))
+    # Any pair will do where all count: a chain through a bucket joins it as well as all its pairs.
+    pairs = candidate_pairs(signature, b, r, min_similarity, span=32 if min_similarity > 0 else 1)
+    graph = coo_array((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
     return connected_components(graph, directed=False)[1].astype(np.int64)
 
 
@@ -118,8 +133,9 @@ def near_duplicates(documents: Documents, options: dict[str, Any]) -> Iterator[O
     kind = "near_duplicates"
     b, r, n = (int(number_option(kind, options, name, 1, 10_000)) for name in ("bands", "rows", "ngram"))
     keep = choice_option(kind, options, "keep", ("first", "longest"))
+    least = number_option(kind, options, "min_similarity", 0, 1)
     signature = signatures((item.string for item in documents), b * r, n, int(options["seed"]))
-    cluster = clusters(signature, b, r)
+    cluster = clusters(signature, b, r, least)
     chosen = _chosen(cluster, documents.sizes(), keep)
     del signature
     sizes = np.bincount(cluster) if len(cluster) else cluster
@@ -143,7 +159,7 @@ def _chosen(cluster: NDArray[np.int64], sizes: NDArray[np.int64], keep: str) -> 
 KINDS = {
     "near_duplicates": StageKind(
         near_duplicates,
-        {"ngram": 5, "bands": 14, "rows": 8, "keep": "first", "seed": 0},
+        {"ngram": 5, "bands": 14, "rows": 8, "min_similarity": 0.0, "keep": "first", "seed": 0},
         packages=("rensa",),
     ),
 }

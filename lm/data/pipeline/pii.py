@@ -55,7 +55,7 @@ def _valid(*modules: str) -> Callable[[str], bool]:
 def _card(found: str) -> bool:
     """Luhn's check digit, a length and a first digit that card issuers use (ISO/IEC 7812)."""
     digits = re.sub(r"[ -]", "", found)
-    return 13 <= len(digits) <= 19 and len(set(digits)) > 2 and bool(_stdnum("luhn").is_valid(digits))
+    return 13 <= len(digits) <= 19 and len(set(digits)) > 1 and bool(_stdnum("luhn").is_valid(digits))
 
 
 def _iban(found: str) -> bool:
