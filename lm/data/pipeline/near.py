@@ -24,25 +24,27 @@ _VOCABULARY = 1 << 20  # words whose hash is remembered
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
+class _WordHashes(dict[str, int]):
+    """Word -> 64-bit hash, the same in every process (unlike `hash`); remembers a bounded number of them."""
+
+    def __missing__(self, word: str) -> int:
+        found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        if len(self) < _VOCABULARY:
+            self[word] = found
+        return found
+
+
 class Shingles:
-    """Hashes of word n-grams: the same in every process, unlike `hash`."""
+    """Hashes of word n-grams."""
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self._known: dict[str, int] = {}
-
-    def _word(self, word: str) -> int:
-        found = self._known.get(word)
-        if found is None:
-            found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
-            if len(self._known) < _VOCABULARY:
-                self._known[word] = found
-        return found
+        self._hashes = _WordHashes()
 
     def of(self, text: str) -> NDArray[np.uint64]:
         """Hashes of the text's n-grams; of all its words as one, if they are fewer than n. uint64 [n-grams]."""
         found = words(text) or [text]  # nothing but marks: equal to its like only
-        hashes = np.fromiter(map(self._word, found), np.uint64, len(found))
+        hashes = np.fromiter(map(self._hashes.__getitem__, found), np.uint64, len(found))
         n = min(self.n, len(found))
         count = len(found) - n + 1
         state = np.zeros(count, np.uint64)

@@ -67,7 +67,7 @@ def _phone(found: str) -> bool:
 
 
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-_START, _END = r"(?<![\w.+-])", r"(?![\w-]|\.\d)"
+_START, _END = r"(?<![\w.+/-])", r"(?![\w-]|\.\w)"  # not within a path, a version or a longer number
 _HEX = r"[0-9A-Fa-f]{1,4}"
 
 # In this order: a number that two rules match is the earlier's.

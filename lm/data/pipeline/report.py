@@ -71,7 +71,7 @@ class StageReport:
         self.counts["changed"] += text != item.text
         self.notes.update(outcome.notes)
         for name in outcome.notes:
-            self.samples.add(name, item, outcome.detail)
+            self.samples.add(name, Item(text, item.url), outcome.detail)  # as it stays: without what pii took
 
     def plain(self) -> dict[str, Any]:
         """As plain values; the most frequent reason first."""
