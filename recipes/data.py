@@ -4,6 +4,8 @@ Examples:
   python -m recipes.data prepare --config conf/data/demo.yaml
   python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
   python -m recipes.data verify --dir data/demo
+  python -m recipes.data funnel --dir data/web           # what each stage took, and why
+  python -m recipes.data funnel --dir data/web --samples # and up to ten documents a rule
   python -m recipes.data table --dir data/demo
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
@@ -47,6 +49,14 @@ def build_parser() -> argparse.ArgumentParser:
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
     table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    funnel = add(
+        "funnel",
+        "what each stage took",
+        "Per source and stage: documents, bytes and tokens that were left, why documents fell, samples of them.",
+    )
+    funnel.add_argument("--dir", required=True, type=Path, help="prepared data folder")
+    funnel.add_argument("--samples", action="store_true", help="also up to ten documents a rule")
+    funnel.add_argument("--json", action="store_true", help="print funnel.json")
     verify = add(
         "verify",
         "read every shard and compare its hash",
@@ -65,6 +75,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     from omegaconf import OmegaConf
 
     from lm.data.files import DataError
+    from lm.data.pipeline.kinds import stage_specs
     from lm.data.prepare import PrepareConfig
     from lm.data.sources import SourceSpec
 
@@ -85,8 +96,10 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     for name, options in raw["sources"].items():
         if not isinstance(options, dict) or "kind" not in options:
             raise DataError(f"source '{name}' in {path} needs a kind")
-        rest = {key: value for key, value in options.items() if key not in ("kind", "licence")}
-        specs.append(SourceSpec(str(name), str(options["kind"]), str(options.get("licence", "not stated")), rest))
+        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages")}
+        stages = stage_specs(options.get("stages") or [], f"source '{name}' in {path}")
+        licence = str(options.get("licence", "not stated"))
+        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages))
     numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens") if key in raw}
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
@@ -126,6 +139,25 @@ def run_verify(folder: Path) -> None:
 
     files, n_bytes = verify_files(load_manifest(folder))
     print(f"{folder}: {files} files, {n_bytes / 1e6:,.1f} MB, all as the manifest says")
+
+
+def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
+    """Print the funnel of a data folder.
+
+    Raises:
+        DataError: the folder has none.
+    """
+    from lm.data.files import DataError, read_json
+    from lm.data.pipeline.funnel import JSON, funnel_samples, funnel_table
+
+    path = folder / JSON
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; it is written by `prepare` when a source of the config has stages")
+    if as_json:
+        print(path.read_text(), end="")
+        return
+    rows = read_json(path)
+    print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
 
 
 def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
@@ -173,6 +205,8 @@ def main(argv: list[str] | None = None) -> int:
             run_prepare(arguments)
         elif arguments.command == "verify":
             run_verify(arguments.dir)
+        elif arguments.command == "funnel":
+            print_funnel(arguments.dir, arguments.samples, arguments.json)
         else:
             print_table(arguments.dir, arguments.tokens, arguments.weights)
 

@@ -24,7 +24,8 @@ class Report:
     """What became of a source's documents.
 
     Attributes:
-        read: documents the source gave.
+        read: documents the source gave, lines that hold none included.
+        malformed: lines that hold none (not JSON, no such column).
         not_text: not a string (null, number).
         invalid_unicode: bytes that are not UTF-8, or lone surrogates.
         empty: nothing but white space.
@@ -34,6 +35,7 @@ class Report:
     """
 
     read: int = 0
+    malformed: int = 0
     not_text: int = 0
     invalid_unicode: int = 0
     empty: int = 0
@@ -48,7 +50,7 @@ class Report:
     def line(self) -> str:
         """What was kept and dropped, for people."""
         labels = {"duplicate": self.duplicate, "empty": self.empty, "not UTF-8": self.invalid_unicode}
-        labels["not text"] = self.not_text
+        labels |= {"not text": self.not_text, "malformed": self.malformed}
         dropped = ", ".join(f"{count:,} {label}" for label, count in labels.items() if count)
         return (
             f"{self.kept['train']:,} train and {self.kept['validation']:,} validation documents,"
@@ -124,6 +126,9 @@ def collect(
     try:
         for document in documents:
             report.read += 1
+            if document.problem:
+                report.malformed += 1
+                continue
             text = utf8_of(document.text, report)
             if text is None:
                 continue
@@ -157,6 +162,7 @@ def require_both_splits(name: str, report: Report) -> None:
         if not report.kept[split]:
             raise DataError(
                 f"source '{name}' has no {split} document ({report.read} read, {report.duplicate} duplicates,"
-                f" {report.empty} empty, {report.invalid_unicode} not UTF-8, {report.not_text} not text);"
+                f" {report.empty} empty, {report.invalid_unicode} not UTF-8, {report.malformed} malformed,"
+                f" {report.not_text} not text);"
                 " add documents or change validation_fraction"
             )

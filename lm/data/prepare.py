@@ -1,7 +1,8 @@
 """Named sources -> a data folder, in stages that each finish before they count.
 
 Everything is written to a hidden sibling of the output, `.NAME.partial`, which is renamed when complete: the output
-is absent or whole. A later call with the same config goes on from the last finished source or shard.
+is absent or whole. A later call with the same config goes on from the last finished source or shard. What the stages of
+a source left is kept in `.NAME.stages`: a later call with another config does only those again that it changes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def prepare(config: PrepareConfig, out: Path, overwrite: bool = False, log: Log 
     """
     out = Path(os.path.abspath(out))
     identity = sha256_json(config.identity())
-    hidden = {name: out.parent / f".{out.name}.{name}" for name in ("lock", "partial", "old")}
+    hidden = {name: out.parent / f".{out.name}.{name}" for name in ("lock", "partial", "old", "stages")}
     busy = f"another prepare is writing {out}; wait for it or choose another --out"
     with disk_errors(out.parent), exclusive(hidden["lock"], busy):
         if not out.exists() and hidden["old"].exists():
@@ -46,7 +47,7 @@ def prepare(config: PrepareConfig, out: Path, overwrite: bool = False, log: Log 
                     f"{out} was prepared from another config or other text; pass --overwrite to replace it or choose"
                     " another --out"
                 )
-        Preparation(config, identity, hidden["partial"], log).run()
+        Preparation(config, identity, hidden["partial"], hidden["stages"], log).run()
         _swap(hidden["partial"], out, hidden["old"])
     log(f"wrote {out}")
     return load_manifest(out)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError, sha256_file
+from lm.data.pipeline.stage import StageSpec
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -29,10 +30,14 @@ class Document:
     Attributes:
         text: str, or bytes that should be UTF-8; anything else counts as not text.
         group: documents of one group go to the same split; None: by the text alone.
+        url: where it is from, None if the source does not say.
+        problem: why there is no document here (a line that is not JSON, say); None: there is one.
     """
 
     text: Any
     group: str | None = None
+    url: str | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,14 @@ class SourceSpec:
         kind: dataset, jsonl, bible, botocore or python.
         licence: of the text, for the manifest and the docs.
         options: settings of the kind.
+        stages: between reading and the tokenizer, see lm.data.pipeline.
     """
 
     name: str
     kind: str
     licence: str = "not stated"
     options: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[StageSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):
@@ -76,15 +83,17 @@ class Kind:
 def kinds() -> dict[str, Kind]:
     """All kinds by name."""
     from lm.data.packaged import PACKAGED_KINDS
+    from lm.data.warc import warc_documents
 
     return {
         "dataset": Kind(
-            ("path", "name", "data_files", "data_dir", "split", "revision", "text", "group", "args"),
+            ("path", "name", "data_files", "data_dir", "split", "revision", "text", "group", "url", "args"),
             1,
             _dataset_identity,
             _dataset_documents,
         ),
-        "jsonl": Kind(("data_files", "text", "group"), 1, _jsonl_identity, _jsonl_documents),
+        "jsonl": Kind(("data_files", "text", "group", "url"), 1, files_identity, _jsonl_documents),
+        "warc": Kind(("data_files",), 1, files_identity, warc_documents),
         **PACKAGED_KINDS,
     }
 
@@ -129,13 +138,14 @@ def matching_files(spec: SourceSpec) -> list[Path]:
     return found
 
 
-def _jsonl_identity(spec: SourceSpec) -> Any:
+def files_identity(spec: SourceSpec) -> Any:
+    """sha256 of each file."""
     return [sha256_file(path) for path in matching_files(spec)]
 
 
 def _jsonl_documents(spec: SourceSpec) -> Iterator[Document]:
     column, group_column = columns_of(spec)
-    grouped = group_column is None
+    grouped, good, first = group_column is None, 0, ""
     for path in matching_files(spec):
         for number, line in enumerate(_lines(path, spec.name), start=1):
             if not line.strip():
@@ -145,9 +155,16 @@ def _jsonl_documents(spec: SourceSpec) -> Iterator[Document]:
             except UnicodeDecodeError:
                 yield Document(line)  # counted as not UTF-8 by whoever decodes it
                 continue
-            row = _jsonl_row(text, column, f"source '{spec.name}': {path} line {number}")
+            row, problem = _jsonl_row(text, column, f"source '{spec.name}': {path} line {number}")
+            if problem:
+                first = first or problem
+                yield Document(None, problem=problem)
+                continue
+            good += 1
             grouped = grouped or group_column in row
-            yield _document(row, column, group_column)
+            yield _document(row, column, group_column, spec.options.get("url"))
+    if first and not good:  # no line is as the config says: the config or the file is wrong, not a line
+        raise DataError(first)
     if not grouped:
         raise no_group(spec, group_column)
 
@@ -163,9 +180,9 @@ def _lines(path: Path, source: str) -> Iterator[bytes]:
         raise DataError(f"source '{source}': {path} is no whole gzip file ({error}); compress it again") from None
 
 
-def _document(row: dict[str, Any], column: str, group_column: str | None) -> Document:
-    group = row.get(group_column) if group_column else None
-    return Document(row[column], None if group is None else str(group))
+def _document(row: dict[str, Any], column: str, group_column: str | None, url_column: str | None) -> Document:
+    group, url = (row.get(name) if name else None for name in (group_column, url_column))
+    return Document(row[column], None if group is None else str(group), None if url is None else str(url))
 
 
 def columns_of(spec: SourceSpec) -> tuple[str, str | None]:
@@ -174,7 +191,7 @@ def columns_of(spec: SourceSpec) -> tuple[str, str | None]:
     Raises:
         DataError: a name that is no text.
     """
-    for option in ("text", "group"):
+    for option in ("text", "group", "url"):
         value = spec.options.get(option)
         if value is not None and not isinstance(value, str):
             raise DataError(f"source '{spec.name}': option {option} must be the name of a column, got {value!r}")
@@ -186,15 +203,18 @@ def no_group(spec: SourceSpec, column: str | None) -> DataError:
     return DataError(f"source '{spec.name}': no row has the column '{column}'; mend or remove the option group")
 
 
-def _jsonl_row(line: str, column: str, where: str) -> dict[str, Any]:
+def _jsonl_row(line: str, column: str, where: str) -> tuple[dict[str, Any], str]:
+    """(row, "") of a line, or ({}, what is wrong with it)."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON ({error.msg}); mend or remove the line") from None
+        return {}, f"{where} is not JSON ({error.msg}); mend or remove the line"
+    except RecursionError:
+        return {}, f"{where} is nested too deeply; mend or remove the line"
     if not isinstance(row, dict) or column not in row:
         columns = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-        raise DataError(f"{where} has no column '{column}' (it has: {columns}); set the option text")
-    return row
+        return {}, f"{where} has no column '{column}' (it has: {columns}); set the option text"
+    return row, ""
 
 
 # -- datasets ---------------------------------------------------------------------------------------------------
@@ -212,7 +232,7 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
 
     options = dict(spec.options)
     column, group_column = columns_of(spec)
-    options = {key: value for key, value in options.items() if key not in ("text", "group")}
+    options = {key: value for key, value in options.items() if key not in ("text", "group", "url")}
     split = options.pop("split", "train")
     arguments = {**options.pop("args", {}), **options}
     path = arguments.pop("path")
@@ -227,7 +247,7 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
                 )
             if group_column and group_column not in row:
                 raise no_group(spec, group_column)
-            yield _document(row, column, group_column)
+            yield _document(row, column, group_column, spec.options.get("url"))
     except DataError:
         raise
     except Exception as error:

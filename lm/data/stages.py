@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.pipeline.funnel import source_rows, write_funnel
+from lm.data.pipeline.kinds import stage_keys
+from lm.data.pipeline.run import Pipeline, documents_of
 from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
-from lm.data.sources import SourceSpec, kind_of
+from lm.data.sources import Document, SourceSpec, kind_of
 from lm.data.tokenizer import (
     SPLIT_PATTERN,
     byte_lengths,
@@ -74,17 +77,27 @@ class PrepareConfig:
             "validation_fraction": self.validation_fraction,
             "shard_tokens": self.shard_tokens,
             "sources": [
-                [spec.name, spec.kind, spec.licence, spec.options, kind_of(spec).identity(spec)]
+                [
+                    spec.name,
+                    spec.kind,
+                    spec.licence,
+                    spec.options,
+                    kind_of(spec).identity(spec),
+                    *stage_keys(spec.stages),
+                ]
                 for spec in self.sources
             ],
         }
 
 
 class Preparation:
-    """The stages, in one partial folder; `work/` in it holds what only later stages need."""
+    """The stages, in one partial folder; `work/` in it holds what only later stages need.
 
-    def __init__(self, config: PrepareConfig, identity: str, folder: Path, log: Log) -> None:
-        self.config, self.identity, self.folder, self.log = config, identity, folder, log
+    `cache` keeps the outcome of each source's own stages, also for a later config (lm.data.pipeline.run).
+    """
+
+    def __init__(self, config: PrepareConfig, identity: str, folder: Path, cache: Path, log: Log) -> None:
+        self.config, self.identity, self.folder, self.cache, self.log = config, identity, folder, cache, log
         self.work = folder / "work"
 
     def run(self) -> None:
@@ -94,6 +107,7 @@ class Preparation:
             reports = self.collect_all()
             tokenizer_sha256 = self.make_tokenizer(reports)
             splits = self.tokenize_all()
+            self.write_funnel(reports, splits)
             self.write_manifest(reports, tokenizer_sha256, splits)
         # A kill while work/ goes leaves a folder that is complete all the same.
         shutil.rmtree(self.work, ignore_errors=True)
@@ -127,7 +141,8 @@ class Preparation:
             seen.update(packed[i : i + DIGEST_BYTES] for i in range(0, len(packed), DIGEST_BYTES))
             self.log(f"{spec.name}: documents collected before")
             return dict(read_json(done))
-        documents = _counted(kind_of(spec).documents(spec), f"{spec.name}: %s documents read", self.log)
+        folder.mkdir(parents=True, exist_ok=True)
+        documents = _counted(self._documents(spec), f"{spec.name}: %s documents read", self.log)
         report, own = collect(documents, folder, self.config.validation_fraction, seen)
         require_both_splits(spec.name, report)
         seen |= own
@@ -135,6 +150,16 @@ class Preparation:
         write_json(done, report.plain())
         self.log(f"{spec.name}: {report.line()}")
         return report.plain()
+
+    def _documents(self, spec: SourceSpec) -> Iterator[Document]:
+        """Documents of a source after its own stages."""
+        if not spec.stages:
+            return kind_of(spec).documents(spec)
+        pipeline = Pipeline(spec, self.cache, self.log)
+        documents, reports = pipeline.run()
+        pipeline.prune()
+        write_json(self.work / spec.name / "stages.json", reports)
+        return documents_of(documents)
 
     # -- stage 2: tokenizer
 
@@ -217,7 +242,17 @@ class Preparation:
                     raise DataError(f"the tokenizer lost text: {size} bytes became {int(lengths[ids].sum())}")
                 yield ids.astype(np.uint32), size
 
-    # -- stage 4: manifest
+    # -- stage 4: funnel and manifest
+
+    def write_funnel(self, reports: dict[str, dict[str, Any]], splits: dict[str, dict[str, Any]]) -> None:
+        """What each stage took, if any source has stages."""
+        if not any(spec.stages for spec in self.config.sources):
+            return
+        rows = {}
+        for spec in self.config.sources:
+            stages = read_json(self.work / spec.name / "stages.json") if spec.stages else []
+            rows[spec.name] = source_rows(stages, reports[spec.name], splits[spec.name]["train"])
+        write_funnel(self.folder, rows)
 
     def write_manifest(
         self, reports: dict[str, dict[str, Any]], tokenizer_sha256: str, splits: dict[str, dict[str, Any]]

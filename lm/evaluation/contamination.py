@@ -7,7 +7,6 @@ said.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import numpy as np
 
 from lm.data.shards import Manifest, TokenStream
 from lm.data.tokenizer import load_tokenizer
+from lm.data.words import ngrams, words
 from lm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 N = 13
 LEAST_WORDS = 5
-_WORD = re.compile(r"[^\W_]+")
 _BATCH_DOCUMENTS = 256
 
 
@@ -64,11 +63,6 @@ class Contamination:
         return len(self.found) / max(1, self.texts - self.too_short)
 
 
-def words(text: str) -> list[str]:
-    """Runs of letters and digits, lower case."""
-    return _WORD.findall(text.lower())
-
-
 def check_contamination(manifest: Manifest, texts: Sequence[str], n: int = N) -> Contamination:
     """Read the train split of all sources once and look each n-gram of the texts up. Memory goes with the texts only.
 
@@ -82,7 +76,7 @@ def check_contamination(manifest: Manifest, texts: Sequence[str], n: int = N) ->
     for text in texts:
         found = words(text)
         length = min(n, len(found))
-        grams = _grams(found, length) if length >= LEAST_WORDS else []
+        grams = ngrams(found, length) if length >= LEAST_WORDS else []
         by_text.append(grams)
         if grams:
             wanted.setdefault(length, set()).update(grams)
@@ -103,14 +97,10 @@ def _look_up(manifest: Manifest, wanted: dict[int, set[str]]) -> dict[str, str]:
         for text in documents(manifest, source, tokenizer):
             found = words(text)
             for length, grams in wanted.items():
-                for gram in _grams(found, length):
+                for gram in ngrams(found, length):
                     if gram in grams:
                         seen.setdefault(gram, source)
     return seen
-
-
-def _grams(found: list[str], n: int) -> list[str]:
-    return [" ".join(found[i : i + n]) for i in range(len(found) - n + 1)]
 
 
 def documents(manifest: Manifest, source: str, tokenizer: Tokenizer, split: str = "train") -> Iterator[str]:

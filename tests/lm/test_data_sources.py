@@ -59,16 +59,24 @@ def test_bad_text_is_counted_and_dropped(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"text": "x"}\n{"text": ', r"line 2 is not JSON"),
+        (b'\n{"text": ', r"line 2 is not JSON"),
         (b'{"body": "x"}\n', r"line 1 has no column 'text' \(it has: body\); set the option text"),
         (b"[1, 2]\n", r"line 1 has no column 'text' \(it has: list\)"),
     ],
 )
-def test_unreadable_jsonl_names_file_and_line(tmp_path, content, message) -> None:
+def test_jsonl_without_one_good_line_names_file_and_line(tmp_path, content, message) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         texts("jsonl", data_files=str(tmp_path / "a.jsonl"))
     assert "\n" not in str(caught.value) and "a.jsonl" in str(caught.value)
+
+
+def test_bad_lines_among_good_ones_are_counted(tmp_path) -> None:
+    lines = [b'{"text": "good"}', b'{"text": ', b"[1]", b'{"body": "x"}', b"[" * 100_000, b'{"text": "better"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    report, _ = collect(documents("jsonl", data_files=str(tmp_path / "a.jsonl")), tmp_path / "work", 1e-9, set())
+    assert (report.read, report.malformed, report.kept["train"]) == (6, 4, 2)
+    assert report.line().endswith("dropped: 4 malformed")
 
 
 @pytest.mark.parametrize("content", [gzip.compress(b'{"text": "a"}\n' * 5000)[:-20], b'{"text": "plain"}\n'])
@@ -132,7 +140,7 @@ def test_unreadable_dataset_is_one_line(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (SourceSpec("s", "nope"), "unknown kind 'nope'; kinds: dataset, jsonl, bible, botocore, python"),
+        (SourceSpec("s", "nope"), "unknown kind 'nope'; kinds: dataset, jsonl, warc, bible, botocore, python"),
         (SourceSpec("s", "jsonl", options={"data_fils": "x"}), "has no option 'data_fils'; options: data_files, text"),
         (SourceSpec("s", "jsonl"), "needs option 'data_files'"),
     ],

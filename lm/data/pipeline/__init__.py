@@ -1,0 +1,1 @@
+"""Stages between reading a source and the tokenizer: each a named rule with options, chosen per source."""

@@ -1,0 +1,117 @@
+"""Decontamination: documents that share word 13-grams with evaluation texts given as files (GPT-3's rule).
+
+Brown et al. 2020, arXiv 2005.14165, appendix C. An evaluation text of fewer than n words is looked up as a whole, down
+to 5 words; below, nothing can be said. Words: lm.data.words.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lm.data.files import DataError, sha256_file
+from lm.data.pipeline.stage import (
+    REQUIRED,
+    Dropped,
+    Kept,
+    Outcome,
+    StageKind,
+    choice_option,
+    list_option,
+    number_option,
+)
+from lm.data.pipeline.store import Documents
+from lm.data.words import ngrams, words
+
+LEAST_WORDS = 5
+
+
+def evaluation_files(options: dict[str, Any]) -> list[Path]:
+    """Files of the option `files` (paths or globs), sorted.
+
+    Raises:
+        DataError: a pattern matches nothing.
+    """
+    found: set[Path] = set()
+    for pattern in list_option("decontaminate", options, "files"):
+        matches = [Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
+        if not matches:
+            raise DataError(f"stage decontaminate: no file matches {pattern} (relative to {Path.cwd()})")
+        found.update(matches)
+    return sorted(found)
+
+
+def evaluation_texts(path: Path) -> Iterator[str]:
+    """Texts of a file: all strings of each row of JSONL, else each line.
+
+    Raises:
+        DataError: the file is not UTF-8 or a row is not JSON.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise DataError(f"stage decontaminate: {path} is not UTF-8") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            yield line
+            continue
+        try:
+            yield from strings(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise DataError(f"stage decontaminate: {path} line {number} is not JSON ({error.msg})") from None
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings within a plain value, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from strings(one)
+
+
+def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
+    """Word count -> n-gram -> file it is from."""
+    wanted: dict[int, dict[str, str]] = {}
+    for path in files:
+        for text in evaluation_texts(path):
+            found = words(text)
+            length = min(n, len(found))
+            if length >= LEAST_WORDS:
+                table = wanted.setdefault(length, {})
+                for gram in ngrams(found, length):
+                    table.setdefault(gram, path.name)
+    return wanted
+
+
+def decontaminate(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+    """Drop (or flag, and keep) documents that share an n-gram with an evaluation text."""
+    n = int(number_option("decontaminate", options, "ngram", LEAST_WORDS, 1000))
+    least = int(number_option("decontaminate", options, "min_ngrams", 1, 1e9))
+    drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
+    wanted = evaluation_ngrams(evaluation_files(options), n)
+    for item in documents:
+        found = words(item.string)
+        hits = [
+            (gram, table[gram]) for length, table in wanted.items() for gram in ngrams(found, length) if gram in table
+        ]
+        if len(hits) < least:
+            yield Kept()
+            continue
+        gram, name = hits[0]
+        reason, detail = f"overlap with {name}", f"{len(hits)} n-grams, the first: {gram}"
+        yield Dropped(reason, detail) if drop else Kept(notes={reason: 1}, detail=detail)
+
+
+KINDS = {
+    "decontaminate": StageKind(
+        decontaminate,
+        {"files": REQUIRED, "ngram": 13, "min_ngrams": 1, "action": "drop"},
+        identity=lambda options: [[path.name, sha256_file(path)] for path in evaluation_files(options)],
+    )
+}

@@ -1,0 +1,45 @@
+"""Main text of a saved page by trafilatura (Barbaresi 2021), without navigation, comments and scripts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from lm.data.files import DataError
+from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, each, number_option
+from lm.data.pipeline.store import Documents, Item
+
+
+def extract(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+    """HTML as it was served -> text; the encoding is found by trafilatura. Must be the first stage."""
+    try:
+        import trafilatura
+    except ImportError:
+        raise DataError("stage extract needs trafilatura; install it: pip install 'scalewright[data]'") from None
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+    most = number_option("extract", options, "max_bytes", 1, 1e12)
+    settings = {name: bool(options[name]) for name in ("favor_precision", "include_tables", "include_comments")}
+
+    def rule(item: Item) -> Outcome:
+        if len(item.text) > most:
+            return Dropped("page too large", f"{len(item.text):,} bytes")
+        try:
+            text = trafilatura.extract(item.text, url=item.url, **settings)
+        except Exception as error:  # a parser that fails on one page of a crawl must not end it
+            return Dropped("extraction failed", f"{type(error).__name__}: {error}"[:200])
+        if not text or not text.strip():
+            return Dropped("no main text")
+        return Kept(text.encode("utf-8", "replace"))
+
+    return each(rule)(documents)
+
+
+KINDS = {
+    "extract": StageKind(
+        extract,
+        {"favor_precision": True, "include_tables": True, "include_comments": False, "max_bytes": 20_000_000},
+        changes=True,
+        packages=("trafilatura",),
+    )
+}

@@ -1,0 +1,98 @@
+"""Word lists and URL blocklists, from files that the config names: one entry a line, # starts a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lm.data.files import DataError, sha256_file
+from lm.data.pipeline.stage import REQUIRED, Dropped, Kept, Outcome, StageKind, each, list_option, number_option
+from lm.data.pipeline.store import Documents, Item
+from lm.data.words import words
+
+
+def entries(kind: str, options: dict[str, Any]) -> list[str]:
+    """Entries of the files of the option `files`, lower case.
+
+    Raises:
+        DataError: a file is missing, is not UTF-8, or holds nothing.
+    """
+    found = []
+    for name in list_option(kind, options, "files"):
+        try:
+            lines = Path(name).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"stage {kind}: cannot read {name} ({type(error).__name__}); it must be UTF-8") from None
+        kept = [line.split("#")[0].strip().lower() for line in lines]
+        found += [line for line in kept if line]
+    if not found:
+        raise DataError(f"stage {kind}: its files hold no entry; mend the option files or remove the stage")
+    return found
+
+
+def file_hashes(options: dict[str, Any]) -> list[str]:
+    """sha256 of each of the option's files, missing ones as such (`entries` complains)."""
+    files = list_option("of files", options, "files")
+    return [sha256_file(Path(name)) if Path(name).is_file() else "missing" for name in files]
+
+
+def blocked_words(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+    """Drop a document with more than `max_count` words or phrases of the list, or more than `max_fraction` of words."""
+    kind = "blocked_words"
+    most = number_option(kind, options, "max_count", 0, 1e9)
+    fraction = number_option(kind, options, "max_fraction", 0, 1)
+    # As words, not as letters: a short word of the list is part of many harmless ones.
+    phrases = sorted(
+        {" ".join(words(entry)) for entry in entries(kind, options)} - {""}, key=lambda one: (-len(one), one)
+    )
+    pattern = re.compile(rf"(?<!\S)(?:{'|'.join(map(re.escape, phrases))})(?!\S)")
+
+    def rule(item: Item) -> Outcome:
+        found = words(item.string)
+        hits = pattern.findall(" ".join(found))
+        if len(hits) > most or len(hits) > fraction * max(1, len(found)):
+            return Dropped(
+                "words of the list", f"{len(hits)} of {len(found)} words: {', '.join(sorted(set(hits))[:5])}"
+            )
+        return Kept()
+
+    return each(rule)(documents)
+
+
+def blocked_urls(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+    """Drop a document by its address: a domain of the list with all below it, or a part of an address (with a /)."""
+    listed = entries("blocked_urls", options)
+    domains = {entry.removeprefix("www.") for entry in listed if "/" not in entry}
+    prefixes = tuple(re.sub(r"^https?://(www\.)?", "", entry) for entry in listed if "/" in entry)
+    missing = options["missing"]
+    if missing not in ("keep", "drop"):
+        raise DataError(f"stage blocked_urls: missing must be keep or drop, got {missing!r}")
+
+    def rule(item: Item) -> Outcome:
+        if not item.url:
+            return Dropped("no address") if missing == "drop" else Kept()
+        try:
+            parts = urlsplit(item.url if "//" in item.url else f"//{item.url}")
+            host = (parts.hostname or "").removeprefix("www.")
+        except ValueError:
+            return Dropped("no valid address", item.url)
+        labels = host.split(".")
+        for start in range(len(labels)):
+            if ".".join(labels[start:]) in domains:
+                return Dropped("domain of the list", item.url)
+        if prefixes and f"{host}{parts.path}".lower().startswith(prefixes):
+            return Dropped("address of the list", item.url)
+        return Kept()
+
+    return each(rule)(documents)
+
+
+KINDS = {
+    "blocked_words": StageKind(
+        blocked_words, {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0}, identity=file_hashes
+    ),
+    "blocked_urls": StageKind(blocked_urls, {"files": REQUIRED, "missing": "keep"}, identity=file_hashes),
+}

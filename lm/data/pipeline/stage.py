@@ -1,0 +1,137 @@
+"""What a stage is: options with defaults, and a function from documents to one outcome each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from lm.data.files import DataError
+from lm.data.pipeline.store import Documents, Item
+
+REQUIRED = object()  # the default of an option that a config must set
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as a config names it.
+
+    Attributes:
+        kind: a name of lm.data.pipeline.kinds.KINDS.
+        options: what the config sets; the rest has defaults.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A document that stays.
+
+    Attributes:
+        text: its new text; None: unchanged.
+        notes: what was found in it, by name, for the funnel's counts ("email": 2).
+        detail: shown beside its sample, if it has notes.
+    """
+
+    text: bytes | None = None
+    notes: Mapping[str, int] = field(default_factory=dict)
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A document that goes.
+
+    Attributes:
+        reason: the rule, a short name.
+        detail: what the rule saw, for people.
+    """
+
+    reason: str
+    detail: str = ""
+
+
+Outcome = Kept | Dropped
+Run = Callable[[Documents, dict[str, Any]], Iterator[Outcome]]
+
+
+@dataclass(frozen=True)
+class StageKind:
+    """How one kind of stage works.
+
+    Attributes:
+        run: (documents, all options) -> one outcome a document, in order; may read the documents more than once.
+        options: name -> default, or REQUIRED.
+        changes: whether it may change texts; if not, only positions are written.
+        identity: options -> plain values that change when the outcome may (hashes of files that options name).
+        packages: distributions whose version decides the outcome.
+        version: raise it when the code's outcome changes.
+    """
+
+    run: Run
+    options: Mapping[str, Any] = field(default_factory=dict)
+    changes: bool = False
+    identity: Callable[[dict[str, Any]], Any] | None = None
+    packages: tuple[str, ...] = ()
+    version: int = 1
+
+    def key(self, options: dict[str, Any]) -> Any:
+        """Plain values that decide the outcome, given the same input."""
+        extra = self.identity(options) if self.identity else None
+        return [self.version, options, extra, [package_version(name) for name in self.packages]]
+
+
+def package_version(name: str) -> str:
+    """Version of an installed distribution.
+
+    Raises:
+        DataError: it is missing.
+    """
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise DataError(f"the package {name} is missing; install it: pip install 'scalewright[data]'") from None
+
+
+def each(rule: Callable[[Item], Outcome]) -> Callable[[Documents], Iterator[Outcome]]:
+    """A run of a stage that looks at one document at a time."""
+    return lambda documents: (rule(item) for item in documents)
+
+
+def number_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> Any:
+    """A number within [low, high].
+
+    Raises:
+        DataError: something else.
+    """
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise DataError(f"stage {kind}: {name} must be a number from {low:g} to {high:g}, got {value!r}")
+    return value
+
+
+def choice_option(kind: str, options: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
+    """One of some words.
+
+    Raises:
+        DataError: another value.
+    """
+    if options[name] not in choices:
+        raise DataError(f"stage {kind}: {name} must be one of {', '.join(choices)}, got {options[name]!r}")
+    return str(options[name])
+
+
+def list_option(kind: str, options: dict[str, Any], name: str) -> list[str]:
+    """A string or a list of strings, as a list.
+
+    Raises:
+        DataError: another value.
+    """
+    value = options[name]
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise DataError(f"stage {kind}: {name} must be a string or a list of strings, got {value!r}")
+    return values
