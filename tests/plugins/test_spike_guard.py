@@ -180,7 +180,10 @@ def test_without_an_older_checkpoint_it_says_so_and_skips_on(folder, tmp_path, c
     _, _, data = run(folder, tmp_path, 45, watch, curve, poison=POISON, save_every=0)
     assert curve.visited == list(range(1, 46)) and data.skipped == []
     assert watch.skipped_steps == 4 and watch.roll_backs == []
-    assert "no sound checkpoint is older than the first strike, at step 35: steps are skipped only" in capsys.readouterr().err
+    assert (
+        "no sound checkpoint is older than the first strike, at step 35: steps are skipped only"
+        in capsys.readouterr().err
+    )
 
 
 def test_in_the_end_it_stops_with_a_diagnosis_and_leaves_a_good_checkpoint(folder, tmp_path, capsys) -> None:
