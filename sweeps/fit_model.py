@@ -112,8 +112,9 @@ def save(model: FitModel, folder: Path) -> None:
     from mlflow.models import ModelSignature
     from mlflow.pyfunc import save_model
     from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
 
-    inputs = Schema([ColSpec("double", name, required=False) for name in INPUTS])
+    inputs = Schema([ColSpec(AnyType(), name, required=False) for name in INPUTS])
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         store.write({"result": model.result, "rule": model.rule}, Path(place) / "fit")
         # Which columns an example should hold is the caller's choice, and the signature says what there is.

@@ -11,6 +11,7 @@ from typing import Any
 from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
 from sweeps.forecast import Check, Forecast
+from sweeps.ledger_rows import LATE_WORD, read_ledger
 from sweeps.records import client
 from sweeps.report_page import Section
 from sweeps.report_tables import table
@@ -63,8 +64,17 @@ def measured(run_dir: Path) -> tuple[str, dict[str, float]]:
     return run.info.run_id, dict(run.data.metrics)
 
 
-def outcome_section(forecast: Forecast, outcome: Check, metrics: dict[str, float]) -> Section:
-    """The comparison, the forecast as it was written before the run, and the run's loss by source."""
+def is_late(forecast_id: str, experiment: str) -> bool:
+    """Whether the ledger says that the run had logged a loss before its forecast was written."""
+    return any(row.forecast_id == forecast_id and row.status == LATE_WORD for row in read_ledger(experiment))
+
+
+def outcome_section(forecast: Forecast, outcome: Check, metrics: dict[str, float], late: bool = False) -> Section:
+    """The comparison, the forecast as it was written, and the run's loss by source.
+
+    Args:
+        late: the forecast was written after the run had logged a loss, and proves nothing.
+    """
     word = "inside" if outcome.inside else "outside"
     by_source = sorted(name for name in metrics if name.startswith("val_loss/"))
     rows = []
@@ -72,10 +82,11 @@ def outcome_section(forecast: Forecast, outcome: Check, metrics: dict[str, float
         bits = metrics.get(name.replace("val_loss", "bpb"), math.nan)
         rows.append([name.removeprefix("val_loss/"), f"{metrics[name]:.4f}", f"{bits:.4f}"])
     sources = table(["source", "nats per token", "bits per byte"], rows) if rows else ""
-    box = "good" if outcome.inside else "bad"
+    box = "good" if outcome.inside and not late else "bad"
+    when = "after the run had shown a loss: it is late, and not scored" if late else "before the run"
     return Section(
         "Forecast and outcome",
         f'<div class="box {box}"><p><b>The measured loss is <span class="{word}">{word} '
-        f"the interval</span> that was written down before the run.</b></p><p>{html.escape(outcome.text)}</p></div>"
+        f"the interval</span> that was written down {when}.</b></p><p>{html.escape(outcome.text)}</p></div>"
         f"<pre>{html.escape(forecast.text())}</pre>{sources}",
     )

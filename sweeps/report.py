@@ -24,7 +24,7 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import write_text
 from sweeps.fit import add_run_arguments, fit_experiment, fit_from_arguments, warn_of_mixture
 from sweeps.forecast import Check, check, log_outcome, markers
-from sweeps.outcome import as_forecast, measured, outcome_section, read_decision
+from sweeps.outcome import as_forecast, is_late, measured, outcome_section, read_decision
 from sweeps.plots import plot_all
 from sweeps.report_extras import extras_of
 from sweeps.report_page import page
@@ -49,11 +49,12 @@ def report(folder: Path, runs_dir: Path) -> tuple[Check, dict[str, float]]:
     outcome = check(forecast, metrics["val_loss"])
     marks = markers(forecast, metrics["val_loss"])
     figures = plot_all(fit.analysis, folder, marks)
-    if not (folder / "outcome.json").exists():
+    late = is_late(forecast.forecast_id, decision["experiment"])
+    if not late and not (folder / "outcome.json").exists():
         log_outcome(forecast, metrics["val_loss"], run_id, figures=figures)
-    content = {"inside": outcome.inside, "relative_error": outcome.relative_error, "run_id": run_id, **metrics}
-    write_text(folder / "outcome.json", json.dumps(content, indent=1))
-    first = (outcome_section(forecast, outcome, metrics),)
+    judged = {"inside": outcome.inside, "late": late, "relative_error": outcome.relative_error}
+    write_text(folder / "outcome.json", json.dumps({**judged, "run_id": run_id, **metrics}, indent=1))
+    first = (outcome_section(forecast, outcome, metrics, late),)
     extras = extras_of(decision["experiment"], f"Forecast and outcome: {decision['experiment']}", first, marks)
     write_text(folder / "report.html", page(fit, extras))
     return outcome, metrics

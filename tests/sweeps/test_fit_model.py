@@ -28,7 +28,7 @@ import mlflow, pandas as pd
 answers = []
 for folder in sys.argv[2:]:
     model = mlflow.pyfunc.load_model(folder)
-    losses = model.predict(pd.DataFrame({"N": [1e9, 2e9], "D": [2e10, 5e10]}))
+    losses = model.predict(pd.DataFrame({"N": [10**9, 2 * 10**9], "D": [2e10, 5e10]}))
     optima = model.predict(pd.DataFrame({"budget": [float(sys.argv[1])]}))
     answers.append([losses.to_dict("list"), optima.to_dict("list")])
 import sweeps

@@ -98,3 +98,18 @@ def test_the_command_reads_a_csv(fitted: FitReport, tmp_path: Path, capsys: pyte
     assert out.read_text().count('class="tiles"') == 2
     assert main(["--out", str(out)]) == 2
     assert "give either --runs FILE.csv|mlflow:EXPERIMENT or --decision DIR" in capsys.readouterr().err
+
+
+def test_a_late_forecast_is_never_called_good() -> None:
+    from sweeps.forecast import Check
+    from sweeps.outcome import outcome_section
+
+    class Written:
+        def text(self) -> str:
+            return "3.2 [3.1, 3.3]"
+
+    outcome = Check(measured=3.2, relative_error=0.0, inside=True, text="inside")
+    in_time = outcome_section(Written(), outcome, {"val_loss": 3.2}).content  # type: ignore[arg-type]
+    late = outcome_section(Written(), outcome, {"val_loss": 3.2}, late=True).content  # type: ignore[arg-type]
+    assert 'class="box good"' in in_time and "before the run" in in_time
+    assert 'class="box good"' not in late and "it is late, and not scored" in late
