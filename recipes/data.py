@@ -78,6 +78,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     from lm.data.pipeline.kinds import stage_specs
     from lm.data.prepare import PrepareConfig
     from lm.data.sources import SourceSpec
+    from lm.data.tokenizer import given_vocab_size
 
     if not path.is_file():
         raise DataError(f"config {path} does not exist; examples are in conf/data/")
@@ -89,9 +90,15 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         raise DataError(f"config {path} must be a mapping with sources and tokenizer")
     _check_keys(raw, {"out", "sources", "tokenizer", "validation_fraction", "shard_tokens"}, f"config {path}")
     tokenizer = raw.get("tokenizer") or {}
-    _check_keys(tokenizer, {"vocab_size", "sample_bytes"}, f"tokenizer in {path}")
+    _check_keys(tokenizer, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
+    given = None
+    if "file" in tokenizer:
+        if len(tokenizer) > 1 or not isinstance(tokenizer["file"], str):
+            raise DataError(f"tokenizer in {path} takes either file (a path) or vocab_size and sample_bytes")
+        given = Path(tokenizer["file"])
+        tokenizer = {"vocab_size": given_vocab_size(given)}
     if "vocab_size" not in tokenizer or not isinstance(raw.get("sources"), dict):
-        raise DataError(f"config {path} needs sources (a mapping by name) and tokenizer.vocab_size")
+        raise DataError(f"config {path} needs sources (a mapping by name) and tokenizer.vocab_size (or file)")
     specs = []
     for name, options in raw["sources"].items():
         if not isinstance(options, dict) or "kind" not in options:
@@ -107,7 +114,9 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         kind, name = (int | float, "number") if key == "validation_fraction" else (int, "whole number")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
-    return PrepareConfig(sources=tuple(specs), vocab_size=tokenizer["vocab_size"], **numbers), raw.get("out")
+    return PrepareConfig(
+        sources=tuple(specs), vocab_size=tokenizer["vocab_size"], tokenizer_file=given, **numbers
+    ), raw.get("out")
 
 
 def _check_keys(mapping: Any, known: set[str], where: str) -> None:

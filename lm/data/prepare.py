@@ -12,8 +12,9 @@ import shutil
 from pathlib import Path
 
 from lm.data.files import DataError, disk_errors, exclusive, read_json, sha256_json
+from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import Manifest, load_manifest
-from lm.data.stages import Log, Preparation, PrepareConfig
+from lm.data.stages import Log, Preparation
 
 __all__ = ["PrepareConfig", "prepare"]
 

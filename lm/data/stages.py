@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +15,11 @@ from numpy.typing import NDArray
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pipeline.funnel import source_rows, write_funnel
-from lm.data.pipeline.kinds import stage_keys
 from lm.data.pipeline.run import Pipeline, documents_of
+from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
 from lm.data.sources import Document, SourceSpec, kind_of
 from lm.data.tokenizer import (
-    SPLIT_PATTERN,
     byte_lengths,
     encode_documents,
     end_of_text_id,
@@ -35,59 +32,6 @@ PROGRESS_SECONDS = 5.0
 
 Log = Callable[[str], None]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class PrepareConfig:
-    """What to prepare.
-
-    Attributes:
-        sources: in the order of their indices; a text found in two counts for the earlier.
-        vocab_size: of the tokenizer, 257 to 200,000.
-        tokenizer_sample_bytes: most text the tokenizer is trained on, taken evenly from all train splits.
-        validation_fraction: share of documents (or groups) held out.
-        shard_tokens: a shard is closed after the document that reaches it.
-    """
-
-    sources: tuple[SourceSpec, ...]
-    vocab_size: int
-    tokenizer_sample_bytes: int = 64 << 20
-    validation_fraction: float = 0.01
-    shard_tokens: int = 1 << 27
-
-    def __post_init__(self) -> None:
-        names = [spec.name for spec in self.sources]
-        if not names or len(set(names)) != len(names):
-            raise DataError("a data config needs at least one source, each with its own name")
-        if not 0 < self.validation_fraction < 1:
-            raise DataError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
-        if not 257 <= self.vocab_size <= 200_000:
-            raise DataError(f"tokenizer.vocab_size must be 257 to 200,000, got {self.vocab_size}")
-        if self.shard_tokens < 1 or self.tokenizer_sample_bytes < 1:
-            raise DataError("shard_tokens and tokenizer.sample_bytes must be positive")
-
-    def identity(self) -> dict[str, Any]:
-        """Plain values that decide the output's bytes."""
-        return {
-            "format": FORMAT_VERSION,
-            "tokenizers": importlib.metadata.version("tokenizers"),
-            "split_pattern": SPLIT_PATTERN,
-            "vocab_size": self.vocab_size,
-            "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
-            "validation_fraction": self.validation_fraction,
-            "shard_tokens": self.shard_tokens,
-            "sources": [
-                [
-                    spec.name,
-                    spec.kind,
-                    spec.licence,
-                    spec.options,
-                    kind_of(spec).identity(spec),
-                    *stage_keys(spec.stages),
-                ]
-                for spec in self.sources
-            ],
-        }
 
 
 class Preparation:
@@ -164,9 +108,11 @@ class Preparation:
     # -- stage 2: tokenizer
 
     def make_tokenizer(self, reports: dict[str, dict[str, Any]]) -> str:
-        """Train tokenizer.json if it is not there yet; its sha256."""
+        """Train or copy tokenizer.json if it is not there yet; its sha256."""
         path = self.folder / "tokenizer.json"
-        if not path.is_file():
+        if not path.is_file() and self.config.tokenizer_file:
+            write_bytes(path, self.config.tokenizer_file.read_bytes())
+        elif not path.is_file():
             tokenizer = train_tokenizer(self._sample(reports), self.config.vocab_size)
             write_bytes(path, tokenizer.to_str(pretty=True).encode())
             self.log(f"tokenizer: vocabulary of {self.config.vocab_size:,}")

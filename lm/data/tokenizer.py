@@ -93,6 +93,24 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise DataError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
 
 
+def given_vocab_size(path: Path) -> int:
+    """Ids of a tokenizer.json that somebody else made, after a look at whether shards can be made with it.
+
+    Raises:
+        DataError: no such file, no end-of-text token, or it does not give back the bytes of a text of many scripts.
+    """
+    tokenizer = load_tokenizer(path)
+    end_of_text_id(tokenizer)
+    probe = " The  naïve 東京 తెలుగు\t\u2028\r\n 123 \U0001f600" + END_OF_TEXT
+    ids = encode_documents(tokenizer, [probe])[0]
+    lengths = byte_lengths(tokenizer)
+    if int(ids.max()) >= len(lengths) or tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False) != probe:
+        raise DataError(f"{path} does not give back every text (no plain byte-level tokenizer); train one instead")
+    if int(lengths[ids].sum()) != len(probe.encode()):
+        raise DataError(f"{path} is not byte-level (its tokens do not spell bytes); train one instead")
+    return tokenizer.get_vocab_size()
+
+
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
     # Not part of tokenizer.json: without it "<|endoftext|>" inside a text becomes the end-of-text id.
     tokenizer.encode_special_tokens = True

@@ -225,3 +225,32 @@ def test_a_folder_without_stages_has_no_funnel(source, tmp_path) -> None:
         from recipes.data import print_funnel
 
         print_funnel(tmp_path / "out", False, False)
+
+
+def test_a_given_tokenizer_is_taken_as_it_is(source, tmp_path, capsys) -> None:
+    source()
+    text = f"""
+sources: {{web: {{kind: jsonl, data_files: {tmp_path}/web.jsonl}}}}
+tokenizer: {{vocab_size: 300}}
+validation_fraction: 0.2
+"""
+    (tmp_path / "a.yaml").write_text(text)
+    assert main(["prepare", "--config", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "first")]) == 0
+    given = tmp_path / "first" / "tokenizer.json"
+    (tmp_path / "b.yaml").write_text(text.replace("vocab_size: 300", f"file: {given}"))
+    assert main(["prepare", "--config", str(tmp_path / "b.yaml"), "--out", str(tmp_path / "second")]) == 0
+    first, second = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("first", "second"))
+    assert sha256_file(tmp_path / "second" / "tokenizer.json") == sha256_file(given)
+    assert first["shards_sha256"] == second["shards_sha256"] and second["vocab_size"] == 300
+    # one that loses the spaces, and one without an end
+    content = json.loads(given.read_text())
+    for name, change in {
+        "lossy": {"normalizer": {"type": "Lowercase"}},
+        "endless": {"added_tokens": [], "model": {**content["model"], "vocab": {"a": 0}, "merges": []}},
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({**content, **change}))
+        (tmp_path / "c.yaml").write_text(text.replace("vocab_size: 300", f"file: {tmp_path}/{name}.json"))
+        capsys.readouterr()
+        assert main(["prepare", "--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "third")]) == 2
+        error = capsys.readouterr().err
+        assert ("does not give back every text" if name == "lossy" else "has no <|endoftext|>") in error

@@ -89,6 +89,7 @@ def test_language(outcomes) -> None:
 
 def test_words_keep_their_marks() -> None:
     assert words("తెలుగు భాష, हिन्दी।") == ["తెలుగు", "భాష", "हिन्दी"]
+    assert words("It's a_b 7!") == words("It's a_b 7!\u00bf") == ["it", "s", "a", "b", "7"]
     assert words("Don't_stop: cafe\u0301 Ünï 42") == ["don", "t", "stop", "cafe\u0301", "ünï", "42"]
 
 

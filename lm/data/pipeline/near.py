@@ -28,7 +28,7 @@ class _WordHashes(dict[str, int]):
     """Word -> 64-bit hash, the same in every process (unlike `hash`); remembers a bounded number of them."""
 
     def __missing__(self, word: str) -> int:
-        found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little", signed=True)
         if len(self) < _VOCABULARY:
             self[word] = found
         return found
@@ -44,7 +44,7 @@ class Shingles:
     def of(self, text: str) -> NDArray[np.uint64]:
         """Hashes of the text's n-grams; of all its words as one, if they are fewer than n. uint64 [n-grams]."""
         found = words(text) or [text]  # nothing but marks: equal to its like only
-        hashes = np.fromiter(map(self._hashes.__getitem__, found), np.uint64, len(found))
+        hashes = np.fromiter(map(self._hashes.__getitem__, found), np.int64, len(found)).view(np.uint64)
         n = min(self.n, len(found))
         count = len(found) - n + 1
         state = np.zeros(count, np.uint64)

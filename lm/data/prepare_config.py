@@ -1,0 +1,69 @@
+"""What to prepare, and the values that decide the bytes of what comes out."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lm.data.files import DataError
+from lm.data.pipeline.kinds import stage_keys
+from lm.data.shards import FORMAT_VERSION
+from lm.data.sources import SourceSpec, kind_of
+from lm.data.tokenizer import SPLIT_PATTERN
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What to prepare.
+
+    Attributes:
+        sources: in the order of their indices; a text found in two counts for the earlier.
+        vocab_size: of the tokenizer, 257 to 200,000; with a given one, its own.
+        tokenizer_sample_bytes: most text the tokenizer is trained on, taken evenly from all train splits.
+        validation_fraction: share of documents (or groups) held out.
+        shard_tokens: a shard is closed after the document that reaches it.
+        tokenizer_file: a given byte-level tokenizer.json, taken as it is; None: train one.
+    """
+
+    sources: tuple[SourceSpec, ...]
+    vocab_size: int
+    tokenizer_sample_bytes: int = 64 << 20
+    validation_fraction: float = 0.01
+    shard_tokens: int = 1 << 27
+    tokenizer_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        names = [spec.name for spec in self.sources]
+        if not names or len(set(names)) != len(names):
+            raise DataError("a data config needs at least one source, each with its own name")
+        if not 0 < self.validation_fraction < 1:
+            raise DataError(f"validation_fraction must lie between 0 and 1, got {self.validation_fraction}")
+        if not 257 <= self.vocab_size <= 200_000:
+            raise DataError(f"tokenizer.vocab_size must be 257 to 200,000, got {self.vocab_size}")
+        if self.shard_tokens < 1 or self.tokenizer_sample_bytes < 1:
+            raise DataError("shard_tokens and tokenizer.sample_bytes must be positive")
+
+    def identity(self) -> dict[str, Any]:
+        """Plain values that decide the output's bytes."""
+        return {
+            "format": FORMAT_VERSION,
+            "tokenizers": importlib.metadata.version("tokenizers"),
+            "split_pattern": SPLIT_PATTERN,
+            "vocab_size": self.vocab_size,
+            "tokenizer_sample_bytes": self.tokenizer_sample_bytes,
+            "validation_fraction": self.validation_fraction,
+            "shard_tokens": self.shard_tokens,
+            "sources": [
+                [
+                    spec.name,
+                    spec.kind,
+                    spec.licence,
+                    spec.options,
+                    kind_of(spec).identity(spec),
+                    *stage_keys(spec.stages),
+                ]
+                for spec in self.sources
+            ],
+        }
