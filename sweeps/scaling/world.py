@@ -18,10 +18,10 @@ from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
 from sweeps.scaling.parametric import ParametricFit, Problem, fit_parametric
 from sweeps.scaling.table import Array, FitError, RunTable
 
-# Exponents of a drawn surface stay in this range; draws outside take the fit's own constants.
-KEEP = 8
+KEEP = 8  # fits that fit_once remembers
 # An exponent whose standard error is a larger share of it than this is not identified.
 FLAT = 0.5
+# Exponents of a drawn surface stay in this range; draws outside take the fit's own constants.
 LEAST_EXPONENT, LARGEST_EXPONENT = 0.02, 2.0
 
 
