@@ -4,20 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-model test-processes test-slow lint install lock clean
+.PHONY: demo test test-model test-processes test-sweeps test-slow lint install lock clean
 
 demo: install
 	$(BIN)/python -m recipes.demo
 
-# Two halves side by side: one core each, since a test of several processes waits for them to start half of the time.
+# Two of three parts side by side: one core each, since a test of several processes waits for them to start half of the
+# time. The third begins when the first ends.
 test: install
-	@$(MAKE) --no-print-directory --jobs=2 test-model test-processes
+	@$(MAKE) --no-print-directory --jobs=2 test-processes test-model test-sweeps
 
 test-model: install
 	$(BIN)/python -m pytest -m "not slow" --ignore=tests/distributed --ignore=tests/sweeps
 
 test-processes: install
-	$(BIN)/python -m pytest -m "not slow" tests/distributed tests/sweeps
+	$(BIN)/python -m pytest -m "not slow" tests/distributed
+
+test-sweeps: install
+	$(BIN)/python -m pytest -m "not slow" tests/sweeps
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
