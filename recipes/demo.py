@@ -68,12 +68,12 @@ def summary(seconds: float) -> str:
     )
     for name, result in fit["results"].items():
         lines.append(
-            f"fit    {name:<12} N* ~ C^{result['a']:.3f} {_ends(result['a_interval'], 3)}"
+            f"fit    {name:<17} N* ~ C^{result['a']:.3f} {_ends(result['a_interval'], 3)}"
             f"  D* ~ C^{result['b']:.3f} {_ends(result['b_interval'], 3)}"
             f"  leave-last-budget-out error {_percent(result['holdout_error'])}"
         )
     for name, reason in fit["refused"].items():
-        lines.append(f"fit    {name:<12} refused: {reason}")
+        lines.append(f"fit    {name:<17} refused: {reason}")
     inside = "inside" if outcome["inside"] else "OUTSIDE"
     lines += [
         f"plan   {forecast['c_flops']:.3g} FLOPs: {forecast['n_params']:,.0f} parameters,"
