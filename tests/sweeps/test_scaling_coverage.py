@@ -175,5 +175,7 @@ def test_every_refusal_has_a_reason_and_every_excluded_row_too() -> None:
     analysis = analyse(RunTable.from_runs(runs), bootstrap=0)
     assert not analysis.results and all(analysis.refused.values())
     assert [(e.run, e.reason) for e in analysis.table.excluded] == [("dead", "loss is NaN (diverged)")]
-    with pytest.raises(FitError, match=r"no approach gave an answer: envelope: .*isoflop, isoflop_akima: .*parametric: "):
+    with pytest.raises(
+        FitError, match=r"no approach gave an answer: envelope: .*isoflop, isoflop_akima: .*parametric: "
+    ):
         analysis.best  # noqa: B018
