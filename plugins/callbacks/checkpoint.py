@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from plugins.strategies.checkpoint import MANIFEST, CheckpointError, candidates,
 _LONGEST_BACKOFF = 8  # intervals from one attempt to the next
 
 
-class SavingCallback(Checkpoint):
+class SavingCallback(Checkpoint, ABC):
     """What callbacks share that save RUN/checkpoints/step-00000100 after step 100, and one at the end of the run.
 
     A save that fails (a full disk, a folder that is read-only) is told in one line and training goes on; the next
@@ -53,9 +54,9 @@ class SavingCallback(Checkpoint):
         self._saved_step = -1
         self._failures = self._pass_over = self._known_failures = 0
 
+    @abstractmethod
     def is_due(self, trainer: Trainer) -> bool:
         """Whether to save after this step; the same on all ranks."""
-        raise NotImplementedError
 
     def pass_over(self, trainer: Trainer) -> None:
         """A save was due and is left out, because those before it failed."""

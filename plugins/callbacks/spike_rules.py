@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Spike:
         return f"{self.quantity} {self.value:.4g} above the limit {self.limit:.4g}"
 
 
-class Rule:
+class Rule(ABC):
     """Limits on gradient norm and loss from the steps accepted so far.
 
     Args:
@@ -93,11 +94,13 @@ class Rule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.accepted = int(state["accepted"])
 
+    @abstractmethod
     def _limit(self, quantity: str) -> float:
-        raise NotImplementedError
+        """Largest value that is accepted."""
 
+    @abstractmethod
     def _learn(self, quantity: str, value: float) -> None:
-        raise NotImplementedError
+        """Take in an accepted value."""
 
 
 class _Windowed(Rule):
