@@ -17,7 +17,6 @@ import os
 import shutil
 import sys
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,9 +134,7 @@ def tensors(reader: Reader, config: ModelConfig) -> tuple[dict[str, tuple[int, .
         name = names[theirs]
         entry: Any = saved[MODEL_PREFIX + name]
         tensor = torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*single process.*")
-            reader.load({MODEL_PREFIX + name: tensor})
+        reader.load({MODEL_PREFIX + name: tensor})
         factor = export_factor(name, config)
         return tensor if factor == 1.0 else tensor.mul_(factor)
 

@@ -59,6 +59,7 @@ def _from_checkpoint(path: Path, tokenizer: Path | None, device: str) -> Trained
     import torch
 
     from lm.config import model_config_from
+    from lm.data.tokenizer import tokenizer_from
     from lm.init import materialize
     from lm.model import Llama
     from recipes.export import find_tokenizer, open_checkpoint, trained_length
@@ -73,7 +74,7 @@ def _from_checkpoint(path: Path, tokenizer: Path | None, device: str) -> Trained
     materialize(model, config, 0, device, _Weights(reader))
     run_dir = reader.path.resolve().parent.parent
     return Trained(
-        model.eval(), _tokenizer(text), eot, trained_length(reader.rest), reader.path,
+        model.eval(), tokenizer_from(text), eot, trained_length(reader.rest), reader.path,
         run_dir if (run_dir / "config.yaml").is_file() else None, int(reader.rest.get("global_step", 0)),
     )  # fmt: skip
 
@@ -99,14 +100,6 @@ def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
     return Trained(model.eval(), found, eot, int(values.get("max_position_embeddings", 2048)), path)
 
 
-def _tokenizer(text: bytes) -> Any:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_buffer(text)
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 class _Weights:
     """Where lm.init.materialize reads each parameter."""
 
@@ -114,13 +107,9 @@ class _Weights:
         self._reader = reader
 
     def fill(self, name: str, parameter: Any) -> None:
-        import warnings
-
         from recipes.export import MODEL_PREFIX
 
         entry = self._reader.metadata.state_dict_metadata.get(MODEL_PREFIX + name)
         if entry is None or tuple(entry.size) != tuple(parameter.shape):
             raise ConfigError(f"{self._reader.path} has no {name} of shape {tuple(parameter.shape)}")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*single process.*")
-            self._reader.load({MODEL_PREFIX + name: parameter.data})
+        self._reader.load({MODEL_PREFIX + name: parameter.data})

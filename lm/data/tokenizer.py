@@ -111,6 +111,13 @@ def given_vocab_size(path: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
+def tokenizer_from(text: bytes) -> Tokenizer:
+    """The tokenizer of a tokenizer.json that was read and checked before."""
+    from tokenizers import Tokenizer
+
+    return _plain(Tokenizer.from_buffer(text))
+
+
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
     # Not part of tokenizer.json: without it "<|endoftext|>" inside a text becomes the end-of-text id.
     tokenizer.encode_special_tokens = True

@@ -1,8 +1,6 @@
 """Which texts of an evaluation the model has been trained on: shared n-grams of words.
 
-13 words by default, as for GPT-3 (Brown et al. 2020, arXiv 2005.14165, appendix C). A word is a run of letters or
-digits, in lower case. A text of fewer than n words is looked up as a whole, down to 5 words; below, nothing can be
-said.
+13 words by default, as for GPT-3; words and the rule for short texts: lm.data.words.
 """
 
 from __future__ import annotations
@@ -15,14 +13,13 @@ import numpy as np
 
 from lm.data.shards import Manifest, TokenStream
 from lm.data.tokenizer import load_tokenizer
-from lm.data.words import ngrams, words
+from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
 from lm.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 N = 13
-LEAST_WORDS = 5
 _BATCH_DOCUMENTS = 256
 
 
@@ -74,9 +71,7 @@ def check_contamination(manifest: Manifest, texts: Sequence[str], n: int = N) ->
     wanted: dict[int, set[str]] = {}  # length -> n-grams
     by_text: list[list[str]] = []
     for text in texts:
-        found = words(text)
-        length = min(n, len(found))
-        grams = ngrams(found, length) if length >= LEAST_WORDS else []
+        length, grams = lookup_ngrams(text, n)
         by_text.append(grams)
         if grams:
             wanted.setdefault(length, set()).update(grams)

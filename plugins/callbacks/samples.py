@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from lm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from lm.errors import ConfigError
+from lm.generation import Sampling, choose
 
 
 class Samples(Callback):
@@ -43,15 +43,10 @@ class Samples(Callback):
             raise ConfigError("samples: prompts must be a list of texts, none of them empty")
         if every_n_steps < 1 or max_new_tokens < 1:
             raise ConfigError("samples: every_n_steps and max_new_tokens must be at least 1")
-        if not 0 <= temperature < math.inf:
-            raise ConfigError(f"samples: temperature must be a number from 0 on, got {temperature}")
-        if not 0 <= seed < 1 << 32:
-            raise ConfigError(f"samples: seed must be from 0 to {(1 << 32) - 1}, got {seed}")
         self.prompts = list(prompts)
         self.every_n_steps = every_n_steps
         self.max_new_tokens = max_new_tokens
-        self.temperature = temperature
-        self.seed = seed
+        self.sampling = Sampling(temperature, seed=seed)
         self._tokenizer: Any = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -76,13 +71,13 @@ class Samples(Callback):
             window: most tokens that the model looks back.
         """
         prompts = [self._tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in self.prompts]
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + trainer.global_step)
+        generator = torch.Generator().manual_seed(self.sampling.seed * 1_000_003 + trainer.global_step)
         rows = [list(ids) for ids in prompts]
         width = min(window, max(map(len, prompts)) + self.max_new_tokens)
         with evaluating(trainer.strategy.model), torch.no_grad():
             for _ in range(self.max_new_tokens):
                 logits = trainer.strategy.predict_step(_batch(rows, width, trainer.strategy.root_device), 0)
-                for row, token in zip(rows, choose(logits, self.temperature, generator), strict=True):
+                for row, token in zip(rows, choose(logits, self.sampling, [generator] * len(rows)), strict=True):
                     row.append(token)
         return [self._decoded(row[len(ids) :]) for ids, row in zip(prompts, rows, strict=True)]
 
@@ -108,14 +103,6 @@ class Samples(Callback):
                     logger.log_artifact(path, "samples")
         except Exception as error:  # a full disk or a tracking server that is down must not stop training
             rank_zero_warn(f"samples of step {trainer.global_step} are not kept everywhere: {error}")
-
-
-def choose(logits: Tensor, temperature: float, generator: torch.Generator) -> list[int]:
-    """A token for each row of logits, [P, V]: the likeliest, or one drawn from softmax(logits / temperature)."""
-    if temperature == 0:
-        return logits.argmax(dim=-1).tolist()
-    probabilities = (logits.double().cpu() / temperature).softmax(dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator).flatten().tolist()
 
 
 def _batch(rows: list[list[int]], width: int, device: torch.device) -> dict[str, Tensor]:

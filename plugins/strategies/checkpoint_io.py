@@ -167,13 +167,15 @@ class Reader:
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Fill the given tensors in place; DTensors take their shards, however the checkpoint was sharded."""
-        self.together(
-            lambda: dcp.load(
-                tensors,
-                storage_reader=PlainReader(self.path),
-                no_dist=not collectives.is_distributed(),
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*single process.*")
+            self.together(
+                lambda: dcp.load(
+                    tensors,
+                    storage_reader=PlainReader(self.path),
+                    no_dist=not collectives.is_distributed(),
+                )
             )
-        )
 
 
 def _write(tensors: dict[str, Tensor], data: bytes, folder: Path, group: dist.ProcessGroup | None) -> None:

@@ -9,8 +9,6 @@ from lm.data.pipeline.stage import Dropped
 from lm.data.pipeline.store import Documents, Item, StoreWriter
 from recipes.bench_dedup import candidate_probability, planted_corpus, similar_pairs
 
-pytest.importorskip("rensa")
-
 
 def test_word_shingles_give_the_published_jaccard() -> None:
     """facts: word 3-shingles of two sentences share 3 of 7."""

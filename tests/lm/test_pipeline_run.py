@@ -173,14 +173,15 @@ def test_odd_documents_come_through_unharmed(tmp_path) -> None:
 
 
 def test_warc_to_text(tmp_path) -> None:
-    warc = pytest.importorskip("warcio.warcwriter")
-    headers = pytest.importorskip("warcio.statusandheaders")
+    from warcio.statusandheaders import StatusAndHeaders
+    from warcio.warcwriter import WARCWriter
+
     with (tmp_path / "crawl.warc.gz").open("wb") as file:
-        writer = warc.WARCWriter(file, gzip=True)
+        writer = WARCWriter(file, gzip=True)
         pages = [("text/html; charset=utf-8", "200 OK"), ("image/png", "200 OK"), ("text/html", "404 Not Found")]
         for number, (kind, status) in enumerate(pages):
             page = f"<html><body><nav>Menu</nav><article><p>{sentences(number)}</p></article></body></html>"
-            http = headers.StatusAndHeaders(status, [("Content-Type", kind)], protocol="HTTP/1.1")
+            http = StatusAndHeaders(status, [("Content-Type", kind)], protocol="HTTP/1.1")
             record = writer.create_warc_record(
                 f"https://site.example/{number}", "response", payload=io.BytesIO(page.encode()), http_headers=http
             )

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import ConfigError
-from plugins.callbacks.samples import Samples, choose
+from plugins.callbacks.samples import Samples
 from tests.distributed.dashboard_jobs import LENGTH, train, write_data
 from tests.distributed.scenario import SINGLE
 
@@ -49,12 +49,14 @@ def test_greedy_text_is_the_models_own(tmp_path: Path) -> None:
     assert all(len(text) > 3 for text in plain.texts)
 
 
-def test_temperature_draws_by_probability() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0]]).expand(4000, 3)
-    drawn = torch.tensor(choose(logits, 0.5, torch.Generator().manual_seed(1)))
-    share = torch.bincount(drawn, minlength=3) / 4000
-    torch.testing.assert_close(share, (logits[0] / 0.5).softmax(0), atol=0.02, rtol=0)
-    assert set(choose(logits, 0.0, torch.Generator())) == {1}
+def test_a_temperature_draws_the_same_text_again_and_another_seed_another(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    texts = []
+    for name, seed in (("one", 1), ("again", 1), ("two", 2)):
+        callback = Samples(PROMPTS, 2, max_new_tokens=12, temperature=1.0, seed=seed)
+        train(SINGLE, data, [callback], 2, default_root_dir=tmp_path / name)
+        texts.append((tmp_path / name / "samples" / "step-00000002.txt").read_text())
+    assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_temperature_draws_by_probability() -> None:
         ({"prompts": []}, "prompts"),
         ({"prompts": ["a", ""]}, "none of them empty"),
         ({"temperature": -1}, "temperature"),
+        ({"seed": -1}, "seed"),
     ],
 )
 def test_bad_use_is_refused(arguments: dict, words: str) -> None:

@@ -1,7 +1,6 @@
 """Decontamination: documents that share word 13-grams with evaluation texts given as files (GPT-3's rule).
 
-Brown et al. 2020, arXiv 2005.14165, appendix C. An evaluation text of fewer than n words is looked up as a whole, down
-to 5 words; below, nothing can be said. Words: lm.data.words.
+Words and the rule for short texts: lm.data.words.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from lm.data.pipeline.stage import (
     number_option,
 )
 from lm.data.pipeline.store import Documents
-from lm.data.words import ngrams, words
-
-LEAST_WORDS = 5
+from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
 
 
 def evaluation_files(options: dict[str, Any]) -> list[Path]:
@@ -80,12 +77,9 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
     wanted: dict[int, dict[str, str]] = {}
     for path in files:
         for text in evaluation_texts(path):
-            found = words(text)
-            length = min(n, len(found))
-            if length >= LEAST_WORDS:
-                table = wanted.setdefault(length, {})
-                for gram in ngrams(found, length):
-                    table.setdefault(gram, path.name)
+            length, grams = lookup_ngrams(text, n)
+            for gram in grams:
+                wanted.setdefault(length, {}).setdefault(gram, path.name)
     return wanted
 
 

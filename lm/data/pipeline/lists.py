@@ -9,7 +9,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lm.data.files import DataError, sha256_file
-from lm.data.pipeline.stage import REQUIRED, Dropped, Kept, Outcome, StageKind, each, list_option, number_option
+from lm.data.pipeline.stage import (
+    REQUIRED,
+    Dropped,
+    Kept,
+    Outcome,
+    StageKind,
+    choice_option,
+    each,
+    list_option,
+    number_option,
+)
 from lm.data.pipeline.store import Documents, Item
 from lm.data.words import words
 
@@ -67,9 +77,7 @@ def blocked_urls(documents: Documents, options: dict[str, Any]) -> Iterator[Outc
     listed = entries("blocked_urls", options)
     domains = {entry.removeprefix("www.") for entry in listed if "/" not in entry}
     prefixes = tuple(re.sub(r"^https?://(www\.)?", "", entry) for entry in listed if "/" in entry)
-    missing = options["missing"]
-    if missing not in ("keep", "drop"):
-        raise DataError(f"stage blocked_urls: missing must be keep or drop, got {missing!r}")
+    missing = choice_option("blocked_urls", options, "missing", ("keep", "drop"))
 
     def rule(item: Item) -> Outcome:
         if not item.url:

@@ -103,10 +103,7 @@ RULES: dict[str, Rule] = {
     ),
 }  # fmt: skip
 
-PLACEHOLDERS = {
-    "email": "<EMAIL>", "iban": "<IBAN>", "card": "<CARD>", "national_id": "<NATIONAL_ID>", "ip": "<IP>",
-    "phone": "<PHONE>",
-}  # fmt: skip
+PLACEHOLDERS = {kind: f"<{kind.upper()}>" for kind in RULES}
 
 _DIGIT = re.compile(r"\d")
 
@@ -142,7 +139,7 @@ def pii(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
         text, counts = scrub(item.string, kinds)
         if not counts:
             return Kept()
-        place = text.find("<" + next(iter(counts)).upper() + ">")
+        place = text.find(PLACEHOLDERS[next(iter(counts))])
         return Kept(text.encode(), counts, " ".join(text[max(0, place - 60) : place + 60].split()))
 
     return each(rule)(documents)

@@ -6,7 +6,6 @@ may change texts, or `kept`, the positions in the last store of the documents th
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
@@ -19,12 +18,12 @@ from lm.data.documents import Report, utf8_of
 from lm.data.files import DataError, read_json, sha256_json, write_bytes, write_json
 from lm.data.pipeline.kinds import stage_kind
 from lm.data.pipeline.report import StageReport
-from lm.data.pipeline.stage import Dropped, Kept, Outcome
+from lm.data.pipeline.stage import Dropped, Kept, Outcome, package_version
 from lm.data.pipeline.store import KEPT, TEXT, Documents, Item, StoreWriter
 from lm.data.sources import Document, SourceSpec, kind_of
 
 READ_VERSION = 1
-_PARSERS = ("warcio", "datasets")  # their versions decide what is read
+_PARSERS = {"warc": "warcio", "dataset": "datasets"}  # their versions decide what is read
 
 
 class Pipeline:
@@ -38,9 +37,8 @@ class Pipeline:
         self.spec, self.folder, self.log = spec, cache / spec.name, log
         self.raw = bool(spec.stages) and spec.stages[0].kind == "extract"
         self.stages = [stage_kind(stage, f"source '{spec.name}'") for stage in spec.stages]
-        key = sha256_json(
-            [READ_VERSION, self.raw, spec.kind, spec.options, kind_of(spec).identity(spec), _parser(spec.kind)]
-        )
+        parser = package_version(_PARSERS[spec.kind]) if spec.kind in _PARSERS else None
+        key = sha256_json([READ_VERSION, self.raw, spec.kind, spec.options, kind_of(spec).identity(spec), parser])
         self.names = [f"00-read-{key[:16]}"]
         for number, (stage, (kind, options)) in enumerate(zip(spec.stages, self.stages, strict=True), start=1):
             key = sha256_json([key, stage.kind, kind.key(options)])
@@ -122,11 +120,6 @@ class Pipeline:
         size = plain["bytes_out"] / 1e6
         self.log(f"{self.spec.name}: {plain['stage']}: {after:,} of {before:,} documents kept, {size:,.1f} MB")
         return documents, plain
-
-
-def _parser(kind: str) -> str | None:
-    name = {"warc": "warcio", "dataset": "datasets"}.get(kind)
-    return importlib.metadata.version(name) if name in _PARSERS else None
 
 
 def _checked(outcomes: Iterator[Outcome], before: Documents, report: StageReport) -> Iterator[tuple[int, Item]]:
