@@ -122,11 +122,11 @@ def _command(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(sweep)
     result = run_lr_sweep(sweep, args.resume, args.cores)
-    report(sweep, result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
+    report(result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
     return 0 if result.complete else 1
 
 
-def report(sweep: LrSweep, result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:
+def report(result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:
     """Fit what a sweep has, print it, and bring it to `folder` and to MLflow.
 
     Raises:
