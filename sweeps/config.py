@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lm.errors import ConfigError
-from sweeps.parsing import as_list, make, real, whole
+from sweeps.parsing import as_list, load, make, real, whole
 from sweeps.rules import (
     MODES,
     BatchRule,
@@ -134,19 +132,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     Raises:
         ConfigError: no such file, not YAML, an unknown key, a value of the wrong kind, or one out of range.
     """
-    path = Path(path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds no settings; see conf/sweep/demo.yaml")
-    try:
-        return parse_config({**raw, **(overrides or {})})
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return load(path, overrides, parse_config, "conf/sweep/demo.yaml")
 
 
 def parse_config(raw: Mapping[str, Any]) -> SweepConfig:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sweeps.files import plain
 from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
 from sweeps.scaling.bootstrap import Interval
 
@@ -45,7 +46,7 @@ class FitReport:
         """Plain values for JSON; NaN becomes None."""
         analysis = self.analysis
         table = analysis.table
-        return _plain(
+        return plain(
             {
                 "source": self.source,
                 "n_runs": len(table),
@@ -107,16 +108,6 @@ def _decision_dict(decision: Decision) -> dict[str, Any]:
 
 def _ends(interval: Interval) -> list[float]:
     return [interval.low, interval.high]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
 
 
 # Text

@@ -25,7 +25,7 @@ from typing import Any
 
 from lm.data.files import exclusive
 from lm.errors import ConfigError
-from recipes.command import command_parser, exit_status
+from recipes.command import exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.corpus_store import local_corpus
 from sweeps.files import write_text
@@ -34,6 +34,7 @@ from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.job_list import jobs_of
 from sweeps.kind import SweepKind
 from sweeps.leftovers import remove_leftovers
+from sweeps.options import STOPPED, check_cores, names_of, sweep_parser
 from sweeps.trunks import savings, trunks_of
 
 
@@ -185,13 +186,7 @@ def _new_parent(ledger: Any, config: SweepConfig, cells: Sequence[Cell], kind: S
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("sweeps.isoflop", __doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="sweep settings, such as conf/sweep/demo.yaml")
-    parser.add_argument("--resume", action="store_true", help="run only the cells that an earlier sweep still lacks")
-    parser.add_argument("--dry-run", action="store_true", help="print the grid and stop")
-    parser.add_argument("--name", help="name of the sweep; wins over the file's")
-    parser.add_argument("--experiment", help="MLflow experiment; wins over the file's")
-    parser.add_argument("--cores", type=int, help="CPU cores to use (default: all that this process may use)")
+    parser = sweep_parser("sweeps.isoflop", __doc__, "conf/sweep/demo.yaml")
     parser.add_argument("--json", metavar="FILE", help="also write parent run id and rows to FILE")
     return parser
 
@@ -199,15 +194,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 complete, 1 some cells failed, 2 bad input, 130 interrupted."""
     args = _parser().parse_args(argv)
-    stopped = "stopped; finished cells are kept, the same command with --resume runs the others"
-    return exit_status(lambda: _command(args), stopped)
+    return exit_status(lambda: _command(args), STOPPED)
 
 
 def _command(args: argparse.Namespace) -> int:
-    overrides = {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
-    config = load_config(args.config, overrides)
-    if args.cores is not None and args.cores < config.resources.trial_cpus:
-        raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({config.resources.trial_cpus})")
+    config = load_config(args.config, names_of(args))
+    check_cores(args.cores, config)
     if args.dry_run:
         return _dry_run(config)
     result = run_sweep(config, resume=args.resume, cores=args.cores)

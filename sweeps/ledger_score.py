@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sweeps.files import plain
 from sweeps.fit_report import quantity
 from sweeps.ledger_rows import DIVERGED, INSIDE, LATE_WORD, LEVEL, Row, interval_score
 from sweeps.scaling.bootstrap import Interval
@@ -127,12 +128,4 @@ def _score_lines(name: str, total: Score) -> list[str]:
 def ledger_dict(rows: Sequence[Row]) -> dict[str, Any]:
     """Rows and scores as plain values for JSON; NaN becomes None."""
     listed = [{**asdict(row), "error": row.error} for row in rows]
-    return _plain({"rows": listed, "scores": {name: asdict(total) for name, total in score_by(rows).items()}})
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return plain({"rows": listed, "scores": {name: asdict(total) for name, total in score_by(rows).items()}})

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lm.config import MuPConfig
 from lm.errors import ConfigError
 from sweeps.config import SweepConfig, parse_config
 from sweeps.grid import Cell, Corpus, cell_id
+from sweeps.parsing import as_list, load, make, real, whole
 from sweeps.shapes import head_size, model_config
 
 MUP, STANDARD = "mup", "standard"
@@ -129,19 +128,7 @@ def load_lr_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) 
     Raises:
         ConfigError: no such file, not YAML, an unknown key, a value of the wrong kind, or one out of range.
     """
-    path = Path(path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds no settings; see conf/sweep/mup_lr.yaml")
-    try:
-        return parse_lr_sweep({**raw, **(overrides or {})})
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return load(path, overrides, parse_lr_sweep, "conf/sweep/mup_lr.yaml")
 
 
 def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
@@ -153,16 +140,18 @@ def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
     missing = [name for name in ("widths", "lr", "tokens") if name not in rest]
     if missing:
         raise ConfigError(f"{missing[0]} is missing")
-    widths = tuple(sorted(int(w) for w in _numbers(rest.pop("widths"), "widths", whole=True)))
+    widths = tuple(sorted(whole(w, "widths") for w in as_list(rest.pop("widths"), "widths")))
     lrs = _learning_rates(rest.pop("lr"))
-    tokens = _numbers([rest.pop("tokens")], "tokens")[0]
+    tokens = real(rest.pop("tokens"), "tokens")
     more: dict[str, Any] = {}
     if "sequences" in rest:
-        more["sequences"] = tuple(sorted(int(b) for b in _numbers(rest.pop("sequences"), "sequences", whole=True)))
+        more["sequences"] = tuple(sorted(whole(b, "sequences") for b in as_list(rest.pop("sequences"), "sequences")))
     if "parametrisations" in rest:
-        more["parametrisations"] = tuple(str(name) for name in _list(rest.pop("parametrisations"), "parametrisations"))
+        more["parametrisations"] = tuple(
+            str(name) for name in as_list(rest.pop("parametrisations"), "parametrisations")
+        )
     if rest.get("early_stop") is not None:
-        more["early_stop"] = _early_stop(rest["early_stop"])
+        more["early_stop"] = make(EarlyStop, rest["early_stop"], "early_stop")
     rest.pop("early_stop", None)
     common = parse_config({"experiment": "scalewright-mup-lr", **rest, "budgets": {1.0: sorted(set(widths)) or [1]}})
     return LrSweep(common, widths, lrs, tokens, **more)
@@ -171,41 +160,14 @@ def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
 def _learning_rates(value: Any) -> tuple[float, ...]:
     """A list, or {low, high, step}: low x step^k up to high."""
     if not isinstance(value, Mapping):
-        return tuple(sorted(_numbers(value, "lr")))
+        return tuple(sorted(real(rate, "lr") for rate in as_list(value, "lr")))
     unknown = [name for name in value if name not in ("low", "high", "step")]
     if unknown or "low" not in value or "high" not in value:
         raise ConfigError("lr must be a list of rates, or low, high and step (a factor, 2 if not given)")
-    low, high, step = _numbers([value["low"], value["high"], value.get("step", 2)], "lr")
+    low, high, step = (real(number, "lr") for number in (value["low"], value["high"], value.get("step", 2)))
     if not (0 < low < high < math.inf and step > 1):
         raise ConfigError("lr: low must be positive, high above it, and step a factor above 1")
     return tuple(low * step**k for k in range(int(math.log(high / low) / math.log(step) + 1e-6) + 1))
-
-
-def _early_stop(value: Any) -> EarlyStop:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"early_stop must be a set of settings, or null for none, got {value!r}")
-    known = [f.name for f in dataclasses.fields(EarlyStop)]
-    unknown = [name for name in value if name not in known]
-    if unknown:
-        raise ConfigError(f"unknown setting early_stop.{unknown[0]}; known: {', '.join(known)}")
-    numbers = {name: _numbers([item], f"early_stop.{name}", name != "reduction")[0] for name, item in value.items()}
-    return EarlyStop(**{name: item if name == "reduction" else int(item) for name, item in numbers.items()})  # type: ignore[arg-type]
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where} must be a list, got {value!r}")
-    return list(value)
-
-
-def _numbers(value: Any, where: str, whole: bool = False) -> list[float]:
-    try:
-        numbers = [float(item) for item in _list(value, where)]  # YAML reads 8e-3 as text
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} must be numbers, got {value!r}") from None
-    if whole and not all(number.is_integer() for number in numbers):
-        raise ConfigError(f"{where} must be whole numbers, got {value!r}")
-    return numbers
 
 
 def build_lr_grid(sweep: LrSweep, corpus: Corpus) -> list[LrCell]:

@@ -21,6 +21,7 @@ from typing import Any
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.lr_grid import EarlyStop, LrCell, build_lr_grid, load_lr_sweep
+from sweeps.options import add_names, names_of
 
 Losses = Mapping[str, Sequence[tuple[int, float]]]
 
@@ -71,8 +72,7 @@ def replay(cells: Sequence[LrCell], losses: Losses, settings: EarlyStop) -> Repl
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("sweeps.lr_replay", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="settings of the finished sweep")
-    parser.add_argument("--name", help="name of the sweep; wins over the file's")
-    parser.add_argument("--experiment", help="MLflow experiment; wins over the file's")
+    add_names(parser)
     for field in dataclasses.fields(EarlyStop):
         kind = float if field.name == "reduction" else int
         parser.add_argument(f"--{field.name}", type=kind, help=f"early_stop.{field.name} (default: {field.default})")
@@ -97,7 +97,7 @@ def _command(args: argparse.Namespace) -> int:
 
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(EarlyStop)}
     settings = EarlyStop(**{name: value for name, value in given.items() if value is not None})
-    sweep = load_lr_sweep(args.config, {key: value for key in ("name", "experiment") if (value := getattr(args, key))})
+    sweep = load_lr_sweep(args.config, names_of(args))
     cells = build_lr_grid(sweep, read_corpus(sweep.common.data.dir))
     ledger = SweepLedger(absolute_uri(tracking_uri()), sweep.common.experiment)
     parent = next((run for run in ledger.sweeps(sweep.common.name) if run.grid == grid_id(cells)), None)

@@ -1,4 +1,4 @@
-"""What a learning-rate sweep found: as text, as plain values for JSON, as a section of a page, and in MLflow."""
+"""What a learning-rate sweep found: as text, as plain values for JSON, and in MLflow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sweeps.files import plain
 from sweeps.lr_plot import plot_lr
 from sweeps.scaling.lr_curve import LrRun
 from sweeps.scaling.lr_optimum import Optimum
@@ -17,41 +18,6 @@ from sweeps.scaling.lr_transfer import MOVES, OPEN, SHIFTS, STAYS, LrAnalysis, T
 
 NAMES = {"mup": "muP", "standard": "standard"}
 FIGURE, NUMBERS = "mup_lr.png", "mup_lr.json"
-
-
-@dataclass(frozen=True)
-class LrSection:
-    """A section of an HTML report.
-
-    Attributes:
-        title: heading.
-        verdict: one line for each parametrisation and batch.
-        header, rows: table of the optima.
-        excluded: (run, why).
-        figure: png file.
-    """
-
-    title: str
-    verdict: list[str]
-    header: list[str]
-    rows: list[list[str]]
-    excluded: list[tuple[str, str]]
-    figure: Path
-
-
-def lr_section(analysis: LrAnalysis, folder: Path) -> LrSection:
-    """Draws the figure into `folder` and gives the section around it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = folder / FIGURE
-    plot_lr(analysis, figure)
-    return LrSection(
-        "Learning-rate transfer",
-        verdict(analysis),
-        ["parametrisation", "batch, tokens", "width", "LR*", "95% interval", "loss there", "best rate tried"],
-        [_row(optimum) for optimum in analysis.optima],
-        [(run_name(run), why) for run, why in analysis.excluded],
-        figure,
-    )
 
 
 def lr_runs(rows: Sequence[Mapping[str, Any]]) -> list[LrRun]:
@@ -91,15 +57,6 @@ def lr_text(analysis: LrAnalysis) -> str:
     return "\n".join(lines)
 
 
-def _row(o: Optimum) -> list[str]:
-    head = [NAMES.get(o.param, o.param), f"{o.batch_tokens:,}", str(o.width)]
-    best = f"{o.best_lr:.2e}" if math.isfinite(o.best_lr) else "-"
-    if not o.ok:
-        return [*head, "refused", o.reason, "-", best]
-    ends = f"{o.low:.2e} to {o.high:.2e}" if math.isfinite(o.low) else "none"
-    return [*head, f"{o.lr:.2e}", ends, f"{o.loss:.4f}", best]
-
-
 def _noise(analysis: LrAnalysis) -> str:
     fit = f"parabolas through {analysis.near} rates"
     if analysis.noise is None:
@@ -137,7 +94,7 @@ def _sentence(t: Trend, step: float, name_batch: bool) -> str:
 def lr_dict(analysis: LrAnalysis) -> dict[str, Any]:
     """Plain values for JSON; NaN becomes None."""
     optima = [{key: value for key, value in vars(o).items() if key != "samples"} for o in analysis.optima]
-    return _plain(
+    return plain(
         {
             "verdict": verdict(analysis),
             "trends": [asdict(trend) for trend in analysis.trends],
@@ -150,14 +107,6 @@ def lr_dict(analysis: LrAnalysis) -> dict[str, Any]:
             "excluded": [[run_name(run), why] for run, why in analysis.excluded],
         }
     )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_files(analysis: LrAnalysis, folder: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from sweeps.fit_report import FitReport
 from sweeps.plots import plot_all, plot_scaling
 from sweeps.records import KIND, PARENT, client, log_run
 from sweeps.scaling.analysis import Result
+from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.table import RunTable
 
 MODEL = "model"  # folder of the loadable model in a fit run's artifacts
@@ -120,8 +121,8 @@ def fit_metrics(result: Result) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _with_ends(name: str, value: float, ends: object) -> dict[str, float]:
-    return {name: value, f"{name}_lo": ends.low, f"{name}_hi": ends.high}  # type: ignore[attr-defined]
+def _with_ends(name: str, value: float, ends: Interval) -> dict[str, float]:
+    return {name: value, f"{name}_lo": ends.low, f"{name}_hi": ends.high}
 
 
 def describe_fits(experiment: str, run_ids: Sequence[str], text: str, tracking_uri: str | None = None) -> None:

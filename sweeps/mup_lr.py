@@ -21,11 +21,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lm.errors import ConfigError
-from recipes.command import command_parser, exit_status
+from recipes.command import exit_status
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
 from sweeps.lr_grid import STANDARD, LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table, shared_width
+from sweeps.options import STOPPED, check_cores, names_of, sweep_parser
 from sweeps.scaling.lr_optimum import NEAREST
 from sweeps.scaling.lr_transfer import LrAnalysis, analyse_lr
 
@@ -90,13 +90,7 @@ def _stopping(sweep: LrSweep, cells: Sequence[LrCell]) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("sweeps.mup_lr", __doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="settings, such as conf/sweep/mup_lr.yaml")
-    parser.add_argument("--resume", action="store_true", help="run only the cells that an earlier sweep still lacks")
-    parser.add_argument("--dry-run", action="store_true", help="print the grid and stop")
-    parser.add_argument("--name", help="name of the sweep; wins over the file's")
-    parser.add_argument("--experiment", help="MLflow experiment; wins over the file's")
-    parser.add_argument("--cores", type=int, help="CPU cores to use (default: all that this process may use)")
+    parser = sweep_parser("sweeps.mup_lr", __doc__, "conf/sweep/mup_lr.yaml")
     parser.add_argument(
         "--near", type=int, default=NEAREST, help="rates each parabola goes through (default: %(default)s)"
     )
@@ -110,23 +104,20 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 complete, 1 some cells failed, 2 bad input, 130 interrupted."""
     args = _parser().parse_args(argv)
-    stopped = "stopped; finished cells are kept, the same command with --resume runs the others"
-    return exit_status(lambda: _command(args), stopped)
+    return exit_status(lambda: _command(args), STOPPED)
 
 
 def _command(args: argparse.Namespace) -> int:
-    overrides: Mapping[str, Any] = {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
-    sweep = load_lr_sweep(args.config, overrides)
-    if args.cores is not None and args.cores < sweep.common.resources.trial_cpus:
-        raise ConfigError(f"--cores {args.cores} is fewer than one trial takes ({sweep.common.resources.trial_cpus})")
+    sweep = load_lr_sweep(args.config, names_of(args))
+    check_cores(args.cores, sweep.common)
     if args.dry_run:
         return _dry_run(sweep)
     result = run_lr_sweep(sweep, args.resume, args.cores)
-    report(sweep, result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
+    report(result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
     return 0 if result.complete else 1
 
 
-def report(sweep: LrSweep, result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:
+def report(result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:
     """Fit what a sweep has, print it, and bring it to `folder` and to MLflow.
 
     Raises:

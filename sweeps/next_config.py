@@ -53,9 +53,7 @@ class Family:
 
     def _cell(self, c_flops: float, width: int) -> Cell | None:
         """One run, by the sweep's rules; None where they refuse it (too few steps, too far off the budget)."""
-        changes: dict[str, Any] = {"budgets": {c_flops: (width,)}, "seeds": self.config.seeds[:1]}
-        if getattr(self.config, "sizes", None) is not None:
-            changes["sizes"] = None
+        changes: dict[str, Any] = {"budgets": {c_flops: (width,)}, "sizes": None, "seeds": self.config.seeds[:1]}
         try:
             return build_grid(dataclasses.replace(self.config, **changes), self.corpus)[0]
         except ConfigError:

@@ -3,12 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
+
+import yaml
 
 from lm.errors import ConfigError
 
 _T = TypeVar("_T")
+
+
+def load(
+    path: str | Path, overrides: Mapping[str, Any] | None, parse: Callable[[Mapping[str, Any]], _T], example: str
+) -> _T:
+    """Read settings from a YAML file.
+
+    Args:
+        overrides: top-level values that win over the file's.
+        parse: makes them of plain values.
+        example: file to name when this one is empty.
+
+    Raises:
+        ConfigError: no such file, not YAML, or what `parse` refuses; it begins with the path.
+    """
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds no settings; see {example}")
+    try:
+        return parse({**raw, **(overrides or {})})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def make(kind: type[_T], values: Any, where: str) -> _T:

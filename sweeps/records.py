@@ -330,24 +330,3 @@ def log_run(
             mlflow_client.log_artifact(run_id, str(path))
     mlflow_client.set_terminated(run_id)
     return run_id
-
-
-def add_to_run(
-    run_id: str,
-    metrics: Mapping[str, float],
-    tags: Mapping[str, str],
-    artifacts: Iterable[Path] = (),
-    tracking_uri: str | None = None,
-) -> None:
-    """Adds metrics, tags and files to a run that is already there."""
-    from mlflow.entities import Metric, RunTag
-
-    now = int(time.time() * 1000)
-    mlflow_client = client(tracking_uri)
-    mlflow_client.log_batch(
-        run_id,
-        metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
-        tags=[RunTag(key, value) for key, value in tags.items()],
-    )
-    for path in artifacts:
-        mlflow_client.log_artifact(run_id, str(path))

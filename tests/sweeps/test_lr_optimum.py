@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sweeps.lr_report import fit_metrics, fit_params, log_lr_fit, lr_dict, lr_section, lr_text, write_files
+from sweeps.lr_report import fit_metrics, fit_params, log_lr_fit, lr_dict, lr_text, write_files
 from sweeps.records import client
 from sweeps.scaling.lr_curve import LrRun
 from sweeps.scaling.lr_optimum import Optimum, fit_curves
@@ -211,7 +211,7 @@ def test_less_than_a_step_and_edges_are_said() -> None:
 # -- what people see ---------------------------------------------------------------------------------------------------
 
 
-def test_files_and_section(tmp_path: Path) -> None:
+def test_files(tmp_path: Path) -> None:
     analysis = sweep({"mup": 0.0, "standard": -2.0})
     figure, numbers = write_files(analysis, tmp_path)
     assert figure.read_bytes().startswith(b"\x89PNG") and figure.stat().st_size > 20_000
@@ -219,11 +219,6 @@ def test_files_and_section(tmp_path: Path) -> None:
     assert [o["width"] for o in read["optima"]] == [64, 128, 256] * 2
     assert read["optima"][-1]["lr"] is None and "lowest rate" in read["optima"][-1]["reason"]
     assert read == lr_dict(analysis)
-    section = lr_section(analysis, tmp_path / "section")
-    assert (
-        section.figure.is_file() and len(section.rows) == 6 and all(len(r) == len(section.header) for r in section.rows)
-    )
-    assert section.verdict == read["verdict"]
 
 
 def test_fits_are_runs_that_mlflow_can_compare(tmp_path: Path) -> None:
