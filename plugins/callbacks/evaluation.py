@@ -79,10 +79,7 @@ class Evaluation(Callback):
 
         def score(input_ids: Tensor, labels: Tensor, document_ids: Tensor | None) -> Tensor:
             device, length = trainer.strategy.root_device, input_ids.shape[1]
-            behind = (
-                0,
-                -length % trainer.strategy.context_parallel,
-            )  # ranks that share a window want equal parts of it
+            behind = 0, -length % trainer.strategy.context_parallel  # ranks that share a window want equal parts of it
             batch = {
                 "input_ids": F.pad(input_ids, behind).to(device),
                 "labels": F.pad(labels, behind, value=IGNORE).to(device),
