@@ -10,7 +10,6 @@ of word 5-grams of all pairs that share any. Prints JSON:
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import defaultdict
@@ -19,6 +18,7 @@ from statistics import median
 import numpy as np
 
 from lm.data.words import ngrams, words
+from recipes.command import command_parser
 
 SETTINGS = ((112, 14, 8, 0.0), (100, 20, 5, 0.0), (100, 20, 5, 0.6), (117, 9, 13, 0.0))
 
@@ -63,9 +63,7 @@ def candidate_probability(jaccard: float, b: int, r: int) -> float:
 
 def run(argv: list[str]) -> None:
     """`recipes.bench dedup`."""
-    parser = argparse.ArgumentParser(
-        "recipes.bench dedup", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_parser("recipes.bench dedup", __doc__)
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)

@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from lm.planner.activations import Numerics
 from lm.planner.communication import transfers
 from lm.planner.layout import Layout
-from recipes.bench_memory import model_config, run_ranks, write_data
-from recipes.command import command_parser
+from recipes.bench_ranks import SEQUENCE_LENGTH, SIZES, build_trainer, from_ranks, model_config, rank_parser, write_rank
 
-SEQUENCE_LENGTH = 32
 _ACCUMULATION = 2
 # Arguments of Layout; shard 0 is whatever tensor leaves.
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -47,15 +42,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
-    parser = command_parser("recipes.bench traffic", __doc__)
-    parser.add_argument("--d-model", type=int, default=256)
-    parser.add_argument("--n-layers", type=int, default=4)
-    parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--processes", type=int, default=4)
+    parser = rank_parser("traffic", __doc__)
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed"), default="32-true")
     parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
-    parser.add_argument("--timeout-seconds", type=float, default=600)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
@@ -63,19 +52,14 @@ def run(argv: list[str]) -> dict[str, Any]:
     """Measure, print a table (stderr) and the result as JSON (stdout), and return it."""
     options = build_parser().parse_args(argv)
     if options.folder:
-        counted = {name: train_and_count(options, name) for name in options.layouts}
-        (options.folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(counted))
-        return counted
-    with tempfile.TemporaryDirectory() as folder:
-        write_data(options, Path(folder))
-        run_ranks("traffic", argv, options, Path(folder))
-        ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(options.processes)]
+        return write_rank(options, {name: train_and_count(options, name) for name in options.layouts})
+    ranks = from_ranks("traffic", argv, options)
     rows = [compare(options, name, [rank[name] for rank in ranks]) for name in options.layouts]
     result = {
         "benchmark": "traffic",
         "worst_difference": max(abs(row["difference"]) for row in rows),
         "layouts": rows,
-        **{key: getattr(options, key) for key in ("d_model", "n_layers", "vocab_size", "processes", "precision")},
+        **{key: getattr(options, key) for key in (*SIZES, "precision")},
     }
     print(_table(rows), file=sys.stderr)
     print(json.dumps(result))
@@ -120,7 +104,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def train_and_count(options: argparse.Namespace, name: str) -> dict[str, float]:
     """Two steps in this rank of a started group; bytes sent in the second, by kind."""
-    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch import Callback
 
     from lm.datamodule import TokenDataModule
     from lm.module import LlamaModule
@@ -140,23 +124,8 @@ def train_and_count(options: argparse.Namespace, name: str) -> dict[str, float]:
                 self.sent = traffic.sent_bytes()
 
     layout = layout_of(options, name)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=options.processes,
-        strategy=_strategy(layout, name),
-        precision=options.precision,
-        max_steps=2,
-        max_epochs=-1,
-        log_every_n_steps=1000,
-        use_distributed_sampler=False,
-        gradient_clip_val=1.0,
-        limit_val_batches=0,
-        callbacks=[second := Second()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    more = {"precision": options.precision, "log_every_n_steps": 1000}
+    trainer = build_trainer(options, _strategy(layout, name), second := Second(), **more)
     batch = SEQUENCE_LENGTH * layout.data_parallel * _ACCUMULATION
     data = TokenDataModule(str(options.folder / "data"), SEQUENCE_LENGTH, batch, micro_batch_size=1)
     with traffic:

@@ -10,27 +10,14 @@ from typing import Any
 
 from lm.config import ModelConfig, model_config_from
 from lm.errors import ConfigError
-from lm.plan import tokens_for_budget
+from lm.plan import DEFAULT_FLOP_CONVENTION, tokens_for_budget
 from lm.planner.job import Cluster, Job, check_numbers
 from lm.planner.layout import CHECKPOINTING, STRATEGIES, Layout
+from lm.planner.memory import device_type_of
 from lm.planner.shapes import SHAPES, shape_for
 from lm.planner.sizes import Surface, surface_from
 
-_KEYS = {
-    *(
-        "name",
-        "model",
-        "tokens",
-        "budget_flops",
-        "sequence_length",
-        "global_batch_tokens",
-        "cluster",
-        "precision",
-        "lr",
-    ),
-    *("warmup_steps", "schedule", "flops_convention", "data_dir", "sources", "loss", "inference_tokens", "layout"),
-    "vocab_size",
-}
+_KEYS = {field.name for field in fields(Job)} - {"surface"} | {"loss", "budget_flops", "vocab_size"}
 _SAME = ("name", "precision", "lr", "warmup_steps", "schedule", "flops_convention", "data_dir", "inference_tokens")
 
 
@@ -104,7 +91,7 @@ def model_and_tokens(values: Mapping[str, Any], surface: Surface | None) -> tupl
         if tokens is None:
             check_numbers("", {"budget_flops": budget})
             assert budget is not None
-            convention = values.get("flops_convention") or "matmul+causal_attention"
+            convention = values.get("flops_convention") or DEFAULT_FLOP_CONVENTION
             tokens = tokens_for_budget(model, float(budget), int(values["sequence_length"]), convention)
         return model, tokens
     if surface is None or budget is None or values.get("vocab_size") is None:
@@ -183,7 +170,6 @@ _YOUNG = "plugins.callbacks.young_checkpoint.YoungCheckpoint"
 def pretrain_config(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Config of `recipes.pretrain fit` for a plan: one micro-batch, schedule and layout, saved as often as pays."""
     layout, run = plan["layout"], plan["run"]
-    cpu = job.cluster.spec.name.startswith("CPU")
     schedule: dict[str, Any] = {"kind": job.schedule, "warmup_steps": job.warmup_steps}
     schedule |= {"decay_fraction": 0.2, "floor": 0.0} if job.schedule == "wsd" else {"floor": 0.1}
     return {
@@ -202,7 +188,7 @@ def pretrain_config(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
             **({"weights": {name: weight for name, (weight, _) in job.sources.items()}} if job.sources else {}),
         },
         "trainer": {
-            "accelerator": "cpu" if cpu else "cuda",
+            "accelerator": device_type_of(job),
             "devices": job.cluster.devices_per_node,
             "num_nodes": job.cluster.devices // job.cluster.devices_per_node,
             "strategy": strategy_values(layout),

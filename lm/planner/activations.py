@@ -119,18 +119,15 @@ def rope_bytes(config: ModelConfig, sequence_length: int) -> int:
     return 4 * config.d_head * sequence_length
 
 
-def loss_working_bytes(
-    config: ModelConfig, tokens: int, numerics: Numerics = Numerics(), *, tensor: int = 1, chunked: bool = True
-) -> int:
+def loss_working_bytes(config: ModelConfig, tokens: int, numerics: Numerics = Numerics(), *, tensor: int = 1) -> int:
     """Most bytes the loss holds at once beside what it is given: logits of a chunk in 16 bit, in fp32 and as
     probabilities, and the head's gradient in fp32, with the head in bf16 where weights are fp32.
 
     Args:
         tokens: of a micro-batch on a device.
-        chunked: False for a loss that computes all logits at once.
     """
     ids = -(-config.vocab_size // tensor)
-    chunk = min(tokens * ids, CHUNK_ELEMENTS[numerics.device_type]) if chunked else tokens * ids
+    chunk = min(tokens * ids, CHUNK_ELEMENTS[numerics.device_type])
     head = ids * config.d_model
     return chunk * (10 if numerics.mixed else 8) + 4 * head + (2 * head if numerics.residual_bytes < 4 else 0)
 

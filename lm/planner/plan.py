@@ -13,10 +13,11 @@ from lm.planner.communication import Transfer
 from lm.planner.devices import as_values
 from lm.planner.job import Job
 from lm.planner.memory import DeviceMemory, adam_state_bytes
+from lm.planner.reliability import DAY_SECONDS
 from lm.planner.search import Candidate, Choice, search
 from lm.planner.timing import attention_share, layout_transfers, seconds_of
 
-HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
+HOUR_SECONDS = 3600.0
 MOST_EPOCHS = 4.0  # lm.data.epochs warns above
 
 

@@ -53,8 +53,9 @@ class Choice:
 
 def evaluate(job: Job, layout: Layout) -> Candidate:
     """Memory and time of one layout."""
-    seconds = sum(seconds_of(job, layout_transfers(job, layout)))
-    return Candidate(layout, device_memory(job, layout), step_time(job, layout), seconds)
+    sent = layout_transfers(job, layout)
+    seconds = seconds_of(job, sent)
+    return Candidate(layout, device_memory(job, layout), step_time(job, layout, sent, seconds), sum(seconds))
 
 
 def search(job: Job) -> Choice:

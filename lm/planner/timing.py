@@ -130,15 +130,17 @@ def layout_transfers(job: Job, layout: Layout) -> list[Transfer]:
     return transfers(job.model, layout, tokens, numerics)
 
 
-def step_time(job: Job, layout: Layout) -> StepTime:
+def step_time(job: Job, layout: Layout, sent: Sequence[Transfer], sent_seconds: Sequence[float]) -> StepTime:
     """A transfer is hidden as far as there is computing to hide it behind: of all micro-batches, or two thirds of the
     last one (its backward pass). The optimizer's own time and the loader are taken to be in the MFU.
+
+    Args:
+        sent, sent_seconds: from layout_transfers, and from seconds_of.
     """
     compute, recompute = micro_batch_seconds(job, layout)
     m = layout.accumulation
-    sent = layout_transfers(job, layout)
     sums = dict.fromkeys(("compute", "backward", "nothing"), 0.0)
-    for transfer, seconds in zip(sent, seconds_of(job, sent), strict=True):
+    for transfer, seconds in zip(sent, sent_seconds, strict=True):
         sums[transfer.hidden_behind] += seconds
     cover = m * (compute + recompute)
     last = min(sums["backward"], 2 / 3 * compute + recompute)

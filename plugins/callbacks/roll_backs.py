@@ -101,13 +101,19 @@ def origin(trainer: Any) -> Path:
     return Path(trainer.default_root_dir)
 
 
+def recall(trainer: Any) -> tuple[list[RollBack], Ranges]:
+    """The roll-backs and dropped ranges of k that the run which training begins from wrote down. Collective."""
+    found = read(origin(trainer)) if trainer.is_global_zero else None
+    past, skipped = trainer.strategy.broadcast(found) or ([], [])
+    return past, skipped
+
+
 def keep_dropped(trainer: Any) -> None:
     """For a run without a spike guard, on_train_start: what an earlier guard dropped stays dropped. Collective.
 
     The checkpoint that it went back to was written before that, and knows nothing of it.
     """
-    found = read(origin(trainer)) if trainer.is_global_zero else None
-    past, skipped = trainer.strategy.broadcast(found) or ([], [])
+    past, skipped = recall(trainer)
     if hasattr(trainer.datamodule, "rolled_back") and any(back.to_step >= trainer.global_step for back in past):
         trainer.datamodule.rolled_back(skipped)
         rewind.reload_data(trainer)

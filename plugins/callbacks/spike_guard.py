@@ -60,9 +60,8 @@ class SpikeGuard(Callback):
         if not 1 <= strikes <= strike_window or max_roll_backs < 0 or not 0 <= margin_steps <= _WIDEST_MARGIN:
             raise ConfigError(
                 "spike_guard: strikes must be from 1 to strike_window, max_roll_backs 0 or more, margin_steps from 0 to"
-                f" {_WIDEST_MARGIN}, got"
-                f" strikes {strikes}, strike_window {strike_window}, max_roll_backs {max_roll_backs}, margin_steps"
-                f" {margin_steps}"
+                f" {_WIDEST_MARGIN}, got strikes {strikes}, strike_window {strike_window}, max_roll_backs"
+                f" {max_roll_backs}, margin_steps {margin_steps}"
             )
         self.rule = make_rule(rule, window, threshold, warmup)
         self.strikes, self.strike_window = strikes, strike_window
@@ -259,12 +258,8 @@ class SpikeGuard(Callback):
     # Restart --------------------------------------------------------------------------------------------------------
 
     def _recall(self, trainer: Any) -> None:
-        """Take over the roll-backs that happened after this checkpoint was written, and tag the run with them.
-
-        They are in the folder of the run that wrote it: for a cooldown, the trunk's.
-        """
-        found = roll_backs.read(roll_backs.origin(trainer)) if trainer.is_global_zero else None
-        past, skipped = trainer.strategy.broadcast(found) or ([], [])
+        """Take over the roll-backs that happened after this checkpoint was written, and tag the run with them."""
+        past, skipped = roll_backs.recall(trainer)
         if len(past) > len(self.roll_backs) and hasattr(trainer.datamodule, "rolled_back"):
             to_step = past[len(self.roll_backs)].to_step
             if trainer.global_step > to_step:

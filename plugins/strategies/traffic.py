@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lm.planner.communication import RING_FACTORS, ring_bytes
+
 # Name of the op without its namespace: (kind, which argument holds the tensor: whole, but for _PARTS).
 _OPS = {
     "allreduce_": ("all_reduce", 0),
@@ -30,7 +32,6 @@ _OPS = {
     "broadcast_": ("broadcast", 0),
 }
 _PARTS = {"all_gather_into_tensor"}
-_RING_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 
 
 class Traffic(TorchDispatchMode):
@@ -38,13 +39,11 @@ class Traffic(TorchDispatchMode):
 
     Attributes:
         bytes_of: by (kind, ranks of the group): bytes of the whole tensors, added up.
-        calls_of: the same for the number of calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes_of: Counter[tuple[str, int]] = Counter()
-        self.calls_of: Counter[tuple[str, int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func._schema.name.partition("::")
@@ -53,15 +52,14 @@ class Traffic(TorchDispatchMode):
             key = kind, _ranks(args)
             n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[place]))
             self.bytes_of[key] += n_bytes * key[1] if name in _PARTS else n_bytes
-            self.calls_of[key] += 1
         return func(*args, **(kwargs or {}))
 
     def sent_bytes(self) -> dict[str, float]:
         """By kind: bytes this rank sends if each collective is a ring; broadcasts (a few numbers) are left out."""
         sent: dict[str, float] = {}
         for (kind, ranks), n_bytes in self.bytes_of.items():
-            if kind in _RING_FACTORS:
-                sent[kind] = sent.get(kind, 0.0) + _RING_FACTORS[kind] * (ranks - 1) / ranks * n_bytes
+            if kind in RING_FACTORS:
+                sent[kind] = sent.get(kind, 0.0) + ring_bytes(kind, n_bytes, ranks)
         return sent
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from lm.plan import MEMORY_STRATEGIES, memory_bytes
 from recipes import bench_memory
+from recipes.bench_ranks import write_data
 from tests.distributed import harness
 from tests.distributed.scenario import quiet
 
@@ -25,7 +26,7 @@ def rows(tmp_path_factory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("memory")
     arguments = [*OPTIONS, "--folder", str(folder)]
     options = bench_memory.build_parser().parse_args(arguments)
-    bench_memory.write_data(options, folder)
+    write_data(options, folder)
     ranks = harness.run(measure, options.processes, arguments)
     return {name: bench_memory.compare(options, name, [rank[name] for rank in ranks]) for name in MEMORY_STRATEGIES}
 

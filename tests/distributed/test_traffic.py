@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recipes import bench_traffic
-from recipes.bench_memory import write_data
+from recipes.bench_ranks import write_data
 from tests.distributed import harness
 from tests.distributed.scenario import quiet
 
