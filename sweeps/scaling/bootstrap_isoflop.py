@@ -8,14 +8,13 @@ import numpy as np
 
 from sweeps.scaling.akima import AkimaFit, spline_minima
 from sweeps.scaling.bootstrap import draw_counts, known_scheme
-from sweeps.scaling.bootstrap_lines import LineFit, LineReplicates, Vertices, add_scatter, line_replicates, redraw
+from sweeps.scaling.bootstrap_lines import LineReplicates, Vertices, add_scatter, line_replicates, redraw
 from sweeps.scaling.curves import vertices
-from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_curve, fit_isoflop
+from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, LineFit, Minimum, fit_curve, fit_isoflop
 from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.world import draw_world, fitted_world
 
-IsoFlopReplicates = LineReplicates
 # Noise replicates behind one bootstrap replicate of a spline's minimum.
 SPLINE_DRAWS = 12
 
