@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweeps.scaling.akima import weighted_lines
+from sweeps.scaling.bootstrap import draw_noise
 from sweeps.scaling.curves import CURVATURE, LOG_D, LOG_LOSS, LOG_N
 from sweeps.scaling.isoflop import LineFit
 from sweeps.scaling.laws import fit_loss_law, saturating_laws
@@ -138,9 +139,7 @@ def redraw(
     Args:
         losses: [runs] or [k, runs] fp64 without noise. sd: [k] fp64, of ln loss.
     """
-    clusters = table.clusters
-    draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
-    noisy = losses * np.exp(sd[:, None] * draws)
+    noisy = losses * np.exp(sd[:, None] * draw_noise(table, len(sd), generator))
     log_n, log_d, budget = np.log(table.n), np.log(table.d), table.budget
     good = [m for m in fit.minima if m.ok]
     out = np.full((len(sd), len(good), 4), np.nan)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import draw_counts
-from sweeps.scaling.bootstrap_isoflop import draw_sd, estimate_noise, given_noise
+from sweeps.scaling.bootstrap import draw_counts, draw_sd, given_noise
+from sweeps.scaling.bootstrap_isoflop import estimate_noise
 from sweeps.scaling.bootstrap_lines import LineReplicates, add_scatter, line_replicates, redraw
 from sweeps.scaling.isoflop import MIN_POINTS, NOTHING, IsoFlopFit, Minimum, fit_isoflop, refusals
 from sweeps.scaling.laws import fit_loss_law, fit_power_line

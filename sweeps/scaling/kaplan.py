@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import choose_scheme, draw_counts
+from sweeps.scaling.bootstrap import BATCH_VALUES, choose_scheme, draw_counts, draw_noise, draw_sd, residual_noise
 from sweeps.scaling.huber import DELTA, CentredProblem
 from sweeps.scaling.newton import newton_batch
 from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
@@ -22,7 +22,6 @@ from sweeps.scaling.parametric import GRADIENT_TOLERANCE, certify, count_agreein
 from sweeps.scaling.table import Array, RunTable
 
 STARTS = 48
-BATCH_VALUES = 60_000
 NO_FLOOR = "Kaplan's form has no irreducible loss: far beyond the grid it predicts too low a loss"
 
 
@@ -231,9 +230,8 @@ def bootstrap_kaplan(
 ) -> KaplanReplicates:
     """Refits on k replicates, clustered by run, each started from the fit; schemes as in `bootstrap`."""
     generator = np.random.default_rng(seed)
-    used, clusters = choose_scheme(table, scheme), table.clusters
-    dof = max(len(table) - 4, 1)
-    sd = np.sqrt(np.sum(fit.residuals**2) / dof) * np.sqrt(dof / generator.chisquare(dof, k))
+    used = choose_scheme(table, scheme)
+    sd = draw_sd(residual_noise(fit.residuals, 4), k, generator)
     log_loss, fitted = np.log(table.loss)[None], np.log(table.loss) + fit.residuals
     theta = np.full((k, 4), np.nan)
     size = max(1, BATCH_VALUES // len(table))
@@ -242,8 +240,8 @@ def bootstrap_kaplan(
         if used == "rows":
             problem = KaplanProblem(table.n, table.d, log_loss, draw_counts(table, len(part), generator))
         else:
-            draws = generator.standard_normal((len(part), int(clusters.max()) + 1))[:, clusters]
-            problem = KaplanProblem(table.n, table.d, fitted + part[:, None] * draws)
+            noise = part[:, None] * draw_noise(table, len(part), generator)
+            problem = KaplanProblem(table.n, table.d, fitted + noise)
         log_a, log_b, _, rho, _ = fit.surface
         start = [log_a - rho * problem.n_mean, log_b - problem.d_mean, rho, np.log(fit.alpha_d)]
         tolerance = GRADIENT_TOLERANCE * problem.gradient_scale()
