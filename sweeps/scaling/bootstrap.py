@@ -9,8 +9,8 @@ Schemes; `auto` picks and the result names the one used:
         8 runs or more or the table has no budgets (points scattered over N and D), and training curves.
 `noise` The design stays; losses are redrawn around the fit, one draw a run. Surfaces on smaller grids (sd from the
         residuals, n - 5 degrees of freedom, drawn as above), and approach 2 where no surface can be fitted. Resampling
-        the residuals' signs instead covered N* in only 70% of simulated sweeps: the Huber loss is nearly absolute, so
-        several residuals are close to 0 by construction.
+        the residuals' signs instead makes intervals too narrow: the Huber loss is nearly absolute, so several residuals
+        are close to 0 by construction.
 
 Intervals are percentiles. Replicates whose fit is refused are counted and reported, not hidden.
 """
