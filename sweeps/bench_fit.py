@@ -26,8 +26,9 @@ from recipes.command import command_parser
 from sweeps.records import read_runs
 from sweeps.scaling.bootstrap import draw_counts
 from sweeps.scaling.bootstrap_parametric import bootstrap_parametric
+from sweeps.scaling.huber import DELTA
 from sweeps.scaling.optimum import flop_rule
-from sweeps.scaling.parametric import DELTA, ParametricFit, Problem, fit_parametric
+from sweeps.scaling.parametric import ParametricFit, Problem, fit_parametric
 from sweeps.scaling.table import Array, Run, RunTable
 
 # Hoffmann et al. 2022, appendix D.3: ln A, ln B, ln E, alpha, beta.

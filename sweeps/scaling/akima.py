@@ -13,87 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.interpolate import Akima1DInterpolator
 
-from sweeps.scaling.isoflop import MIN_POINTS, NEAREST, Minimum, fit_curve, refusals
-from sweeps.scaling.laws import LossLaw, PowerLine, fit_loss_law
+from sweeps.scaling.isoflop import MIN_POINTS, NEAREST, NOTHING, LineFit, Minimum, fit_curve, refusals
+from sweeps.scaling.laws import PowerLine, fit_loss_law
 from sweeps.scaling.table import Array, FitError, RunTable
 
 GRID_PER_STEP = 25
 REPLICATES = 1000
 # sd of ln N* is at least this share of the step between neighbouring sizes.
 MIN_SD_STEPS = 0.33
-NOTHING = (float("nan"), float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
-class AkimaFit:
-    """Approach 2 by splines.
+class AkimaFit(LineFit):
+    """Approach 2 by splines, with weighted lines; the curvature is that of parabolas.
 
     Attributes:
-        minima: one per budget, ascending, refused ones included with their reasons.
-        n_line, d_line: weighted lines of ln N* and ln D* against ln C.
         log_n_sd, log_d_sd: [accepted minima] fp64, sd of ln N* and ln D* the weights stand on.
-        loss_law: loss at the optimum against C. curvature: relative loss per (ln N - ln N*)^2, from parabolas.
         draws: [accepted minima] tuple of [valid, 2] fp64, ln N* and ln D* of each budget's noise replicates.
     """
 
-    minima: tuple[Minimum, ...]
-    n_line: PowerLine
-    d_line: PowerLine
     log_n_sd: Array
     log_d_sd: Array
-    loss_law: LossLaw
-    curvature: float
     draws: tuple[tuple[Array, Array], ...]
-
-    @property
-    def a(self) -> float:
-        """Exponent of N* in C."""
-        return self.n_line.exponent
-
-    @property
-    def b(self) -> float:
-        """Exponent of D* in C."""
-        return self.d_line.exponent
-
-    @property
-    def e(self) -> float:
-        """Irreducible loss of the loss law, nats per token; 0 where it has none."""
-        return self.loss_law.e
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What limits the fit, in words."""
-        refused = [f"{m.budget:.3g} FLOPs refused: {m.reason}" for m in self.minima if not m.ok]
-        if len([m for m in self.minima if m.ok]) < 3:
-            refused.append("2 minima: the exponent has no residual to judge it by")
-        return tuple(refused)
-
-    @property
-    def parameters(self) -> dict[str, float | str]:
-        """The fit's constants, for reports."""
-        return {
-            "k_n": float(np.exp(self.n_line.log_coefficient)),
-            "k_d": float(np.exp(self.d_line.log_coefficient)),
-            "loss_gamma": self.loss_law.gamma,
-            "loss_form": self.loss_law.form,
-        }
-
-    def n_opt(self, c_flops: float) -> float:
-        """N*, parameters."""
-        return float(self.n_line(np.float64(c_flops)))
-
-    def d_opt(self, c_flops: float) -> float:
-        """D*, tokens."""
-        return float(self.d_line(np.float64(c_flops)))
-
-    def loss_opt(self, c_flops: float) -> float:
-        """Loss at the optimum, nats per token."""
-        return float(self.loss_law(np.float64(c_flops)))
-
-    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
-        """Loss of a shape off the optimum, as `isoflop` has it."""
-        distance = np.log(n_params) - np.log(self.n_opt(c_flops))
-        return self.loss_opt(c_flops) * (1 + self.curvature * float(distance) ** 2)
 
     def exponent_draws(self) -> Array:
         """[replicates] fp64: a of the line through the i-th valid replicate of every budget, the published interval."""

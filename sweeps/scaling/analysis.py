@@ -9,7 +9,7 @@ import numpy as np
 
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, Model, Replicates
 from sweeps.scaling.bias import Bias, own_grid_bias
-from sweeps.scaling.bootstrap import Interval, interval
+from sweeps.scaling.bootstrap import NO_INTERVAL, Interval, interval, widen
 from sweeps.scaling.conventions import ConventionExponent, conventions, exponents
 from sweeps.scaling.holdout import Holdout, rolling
 from sweeps.scaling.holdout_runs import rolling_runs
@@ -25,7 +25,6 @@ __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse",
 NOTE = "Measured on this corpus at this scale; not a law beyond it."
 CONVENTION_DRAWS = 200  # replicates of each exponent in the table of conventions
 LARGEST_ERROR = 1.0  # relative error on budgets not seen, from which a fit is none
-NO_INTERVAL = Interval(float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)
@@ -144,13 +143,6 @@ class Analysis:
             told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
             raise FitError(f"no approach gave an answer: {told}")
         return min(self.results.values(), key=preference)
-
-
-def widen(drawn: Interval, centre: float, amount: float) -> Interval:
-    """Adds `amount` in quadrature to both half-widths around `centre`."""
-    low = np.hypot(max(centre - drawn.low, 0.0), amount)
-    high = np.hypot(max(drawn.high - centre, 0.0), amount)
-    return Interval(centre - float(low), centre + float(high))
 
 
 def analyse(

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
+from sweeps.scaling.approaches import Model
 from sweeps.scaling.optimum import flop_rule
 from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.table import FitError, RunTable
 from sweeps.scaling.world import World
-
-
-class Refit(Protocol):
-    """What the bias needs of a fit."""
-
-    @property
-    def a(self) -> float: ...
-
-    def n_opt(self, c_flops: float) -> float: ...
-
-    def d_opt(self, c_flops: float) -> float: ...
-
-    def loss_opt(self, c_flops: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +32,7 @@ class Bias:
 
 
 def own_grid_bias(
-    table: RunTable, parametric_fit: ParametricFit, target_c: float, refit: Callable[[RunTable], Refit]
+    table: RunTable, parametric_fit: ParametricFit, target_c: float, refit: Callable[[RunTable], Model]
 ) -> Bias | None:
     """Fits noise-free losses of a surface on the user's own (N, D) points.
 

@@ -9,8 +9,8 @@ Schemes; `auto` picks and the result names the one used:
         8 runs or more or the table has no budgets (points scattered over N and D), and training curves.
 `noise` The design stays; losses are redrawn around the fit, one draw a run. Surfaces on smaller grids (sd from the
         residuals, n - 5 degrees of freedom, drawn as above), and approach 2 where no surface can be fitted. Resampling
-        the residuals' signs instead covered N* in only 70% of simulated sweeps: the Huber loss is nearly absolute, so
-        several residuals are close to 0 by construction.
+        the residuals' signs instead makes intervals too narrow: the Huber loss is nearly absolute, so several residuals
+        are close to 0 by construction.
 
 Intervals are percentiles. Replicates whose fit is refused are counted and reported, not hidden.
 """
@@ -26,6 +26,7 @@ from sweeps.scaling.table import Array, RunTable
 LEVEL = 0.95
 ROWS_PER_BUDGET = 8
 MAX_FAILED_SHARE = 0.2
+BATCH_VALUES = 60_000  # problems x rows of one batch of refits: its dozen temporaries stay in the cache
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,55 @@ class Interval:
         return self.low <= value <= self.high
 
 
+NO_INTERVAL = Interval(float("nan"), float("nan"))
+
+
 def interval(values: Array, level: float = LEVEL) -> Interval:
     """Percentile interval of the finite values; NaN when more than a fifth of them are not finite."""
     finite = values[np.isfinite(values)]
     if len(values) == 0 or len(finite) < (1 - MAX_FAILED_SHARE) * len(values):
-        return Interval(float("nan"), float("nan"))
+        return NO_INTERVAL
     tail = 50 * (1 - level)
     low, high = np.percentile(finite, [tail, 100 - tail])
     return Interval(float(low), float(high))
+
+
+def widen(drawn: Interval, centre: float, amount: float) -> Interval:
+    """Adds `amount` in quadrature to both half-widths around `centre`."""
+    low = np.hypot(max(centre - drawn.low, 0.0), amount)
+    high = np.hypot(max(drawn.high - centre, 0.0), amount)
+    return Interval(centre - float(low), centre + float(high))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """sd of ln loss between equal runs, its degrees of freedom, and where it comes from."""
+
+    sd: float
+    dof: int
+    source: str
+
+
+def given_noise(noise_sd: float | None) -> Noise | None:
+    """A known sd, with as good as infinite degrees of freedom."""
+    return None if noise_sd is None else Noise(noise_sd, 10**6, "given")
+
+
+def residual_noise(residuals: Array, constants: int, source: str = "residuals") -> Noise:
+    """Noise from a fit's residuals of ln loss, [runs], with that many constants fitted."""
+    dof = max(len(residuals) - constants, 1)
+    return Noise(float(np.sqrt(np.sum(residuals**2) / dof)), dof, source)
+
+
+def draw_sd(noise: Noise, k: int, generator: np.random.Generator) -> Array:
+    """[k] fp64 from the sampling distribution of the sd: few degrees of freedom give wide intervals."""
+    return noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, k))
+
+
+def draw_noise(table: RunTable, k: int, generator: np.random.Generator) -> Array:
+    """[k, rows] fp64 standard normal, one draw a run, shared by its rows."""
+    clusters = table.clusters
+    return generator.standard_normal((k, int(clusters.max()) + 1))[:, clusters]
 
 
 def known_scheme(scheme: str, known: tuple[str, ...]) -> None:

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from sweeps.scaling.akima import AkimaFit, spline_minima
-from sweeps.scaling.bootstrap import draw_counts, known_scheme
-from sweeps.scaling.bootstrap_lines import LineFit, LineReplicates, Vertices, add_scatter, line_replicates, redraw
+from sweeps.scaling.bootstrap import Noise, draw_counts, draw_sd, given_noise, known_scheme, residual_noise
+from sweeps.scaling.bootstrap_lines import LineReplicates, Vertices, add_scatter, line_replicates, redraw
 from sweeps.scaling.curves import vertices
-from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_curve, fit_isoflop
+from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, LineFit, Minimum, fit_curve, fit_isoflop
 from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.world import draw_world, fitted_world
 
-IsoFlopReplicates = LineReplicates
 # Noise replicates behind one bootstrap replicate of a spline's minimum.
 SPLINE_DRAWS = 12
-
-
-@dataclass(frozen=True)
-class Noise:
-    """sd of ln loss of one run, its degrees of freedom, and where it comes from."""
-
-    sd: float
-    dof: int
-    source: str
 
 
 def estimate_noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | None = None) -> Noise:
@@ -47,8 +35,7 @@ def estimate_noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | No
         squares = sum(float(np.sum((np.array(g) - np.mean(g)) ** 2)) for g in groups.values())
         return Noise(float(np.sqrt(squares / dof)), dof, "repeated seeds")
     if surface is not None and len(table) > 5:
-        dof = len(table) - 5
-        return Noise(float(np.sqrt(np.sum(surface.residuals**2) / dof)), dof, "surface residuals")
+        return residual_noise(surface.residuals, 5, "surface residuals")
     squares, dof = 0.0, 0
     for m in fit.minima:
         if m.ok:
@@ -163,16 +150,6 @@ def _splines(log_n: Array, log_d: Array, losses: Array, sd: float, generator: np
 
 def _noise(table: RunTable, fit: IsoFlopFit, surface: ParametricFit | None, noise_sd: float | None) -> Noise:
     return given_noise(noise_sd) or estimate_noise(table, fit, surface)
-
-
-def given_noise(noise_sd: float | None) -> Noise | None:
-    """A known sd, with as good as infinite degrees of freedom."""
-    return None if noise_sd is None else Noise(noise_sd, 10**6, "given")
-
-
-def draw_sd(noise: Noise, k: int, generator: np.random.Generator) -> Array:
-    """[k] fp64 from the sampling distribution of the sd: few degrees of freedom give wide intervals."""
-    return noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, k))
 
 
 def _curve(table: RunTable, minimum: Minimum, rows: np.ndarray, loss: Array, near: int | None) -> Array:

@@ -4,52 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from sweeps.scaling.akima import weighted_lines
-from sweeps.scaling.curves import LOG_D, LOG_LOSS, LOG_N
-from sweeps.scaling.isoflop import Minimum
-from sweeps.scaling.laws import LossLaw, PowerLine, fit_loss_law, saturating_laws
+from sweeps.scaling.bootstrap import draw_noise
+from sweeps.scaling.curves import CURVATURE, LOG_D, LOG_LOSS, LOG_N
+from sweeps.scaling.isoflop import LineFit
+from sweeps.scaling.laws import fit_loss_law, saturating_laws
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.world import World
 
 # (log_n [points], log_d [points], losses [k, points]) of one budget -> [k, 4]: see `curves`.
 Vertices = Callable[[Array, Array, Array], Array]
-
-
-class LineFit(Protocol):
-    """What these replicates need of a fit; `IsoFlopFit` and `AkimaFit` have it."""
-
-    @property
-    def minima(self) -> tuple[Minimum, ...]: ...
-
-    @property
-    def n_line(self) -> PowerLine: ...
-
-    @property
-    def d_line(self) -> PowerLine: ...
-
-    @property
-    def loss_law(self) -> LossLaw: ...
-
-    @property
-    def a(self) -> float: ...
-
-    @property
-    def b(self) -> float: ...
-
-    @property
-    def e(self) -> float: ...
-
-    def n_opt(self, c_flops: float) -> float: ...
-
-    def d_opt(self, c_flops: float) -> float: ...
-
-    def loss_opt(self, c_flops: float) -> float: ...
-
-    def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -172,9 +139,7 @@ def redraw(
     Args:
         losses: [runs] or [k, runs] fp64 without noise. sd: [k] fp64, of ln loss.
     """
-    clusters = table.clusters
-    draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
-    noisy = losses * np.exp(sd[:, None] * draws)
+    noisy = losses * np.exp(sd[:, None] * draw_noise(table, len(sd), generator))
     log_n, log_d, budget = np.log(table.n), np.log(table.d), table.budget
     good = [m for m in fit.minima if m.ok]
     out = np.full((len(sd), len(good), 4), np.nan)
@@ -240,6 +205,6 @@ def fit_lines(c: Array, found: Array, form: str, line_sd: tuple[Array, Array] | 
     if form == "saturating":
         loss_e, log_k, slope = saturating_laws(c, found[:, :, LOG_LOSS], loss_e, log_k, slope)
     with np.errstate(all="ignore"):
-        counts = np.maximum(np.isfinite(found[:, :, 3]).sum(axis=1), 1)
-        curvature = np.where(np.isfinite(a), np.nansum(found[:, :, 3], axis=1) / counts, np.nan)
+        counts = np.maximum(np.isfinite(found[:, :, CURVATURE]).sum(axis=1), 1)
+        curvature = np.where(np.isfinite(a), np.nansum(found[:, :, CURVATURE], axis=1) / counts, np.nan)
     return Lines(log_k_n, a, log_k_d, b, loss_e, log_k, -slope, curvature)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import choose_scheme, draw_counts
+from sweeps.scaling.bootstrap import BATCH_VALUES, choose_scheme, draw_counts, draw_noise, draw_sd, residual_noise
 from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.parametric import GRADIENT_TOLERANCE, ParametricFit, Problem
 from sweeps.scaling.table import Array, RunTable
 from sweeps.scaling.varpro import LinearProblem
-
-# Values (problems x rows) of one batch: its dozen temporaries stay in the cache.
-BATCH_VALUES = 60_000
+from sweeps.scaling.world import World
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,7 @@ class ParametricReplicates:
 
     def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> Array:
         """Loss of a planned run, [k]."""
-        log_a, log_b, log_e, alpha, beta = self.theta.T
-        first, second = log_a - alpha * np.log(n_params), log_b - beta * np.log(d_tokens)
-        return np.exp(log_e) + np.exp(first) + np.exp(second)
+        return World(self.theta, self.rule).loss(n_params, d_tokens)
 
 
 def bootstrap_parametric(
@@ -68,8 +64,7 @@ def bootstrap_parametric(
     """
     generator = np.random.default_rng(seed)
     used = choose_scheme(table, scheme)
-    dof = max(len(table) - 5, 1)
-    sd = np.sqrt(np.sum(fit.residuals**2) / dof) * np.sqrt(dof / generator.chisquare(dof, k))
+    sd = draw_sd(residual_noise(fit.residuals, 5), k, generator)
     theta = np.full((k, 5), np.nan)
     size = max(1, BATCH_VALUES // len(table))
     for first in range(0, k, size):
@@ -93,7 +88,5 @@ def _replicate_problem(
 ) -> Problem | LinearProblem:
     if scheme == "rows":
         return kind(table.n, table.d, table.loss, weights=draw_counts(table, len(sd), generator))
-    clusters = table.clusters
-    draws = generator.standard_normal((len(sd), int(clusters.max()) + 1))[:, clusters]
-    log_loss = np.log(table.loss) + fit.residuals + sd[:, None] * draws
+    log_loss = np.log(table.loss) + fit.residuals + sd[:, None] * draw_noise(table, len(sd), generator)
     return kind(table.n, table.d, table.loss, log_loss=log_loss)

@@ -20,7 +20,7 @@ from scipy.interpolate import PchipInterpolator
 from lm.config import ModelConfig
 from lm.plan import flops_per_token, n_params
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, near_rows
-from sweeps.scaling.bootstrap import Interval, interval
+from sweeps.scaling.bootstrap import NO_INTERVAL, interval
 from sweeps.scaling.table import Array, FitError, Run, RunTable
 
 # FLOP convention -> the N that goes with it.
@@ -165,7 +165,7 @@ def _exponent(approach: Approach, table: RunTable, bootstrap: int, options: FitO
     low, high = float(table.c.min()), float(table.c.max())
     span = np.log(high / low)
     a = model.a if approach.by_budget else float(np.log(model.n_opt(high) / model.n_opt(low)) / span)
-    ends = NO_ENDS
+    ends = NO_INTERVAL
     if bootstrap:
         try:
             draws = approach.bootstrap(table, model, bootstrap, options.seed, options)
@@ -216,6 +216,3 @@ def _interpolated(table: RunTable, rows: np.ndarray, budgets: Array) -> list[Run
             (np.log(budgets) >= log_c[0] - 1e-9) & (np.log(budgets) <= log_c[-1] + 1e-9)
         ]
     ]
-
-
-NO_ENDS = Interval(float("nan"), float("nan"))

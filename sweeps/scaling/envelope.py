@@ -11,17 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import draw_counts
-from sweeps.scaling.bootstrap_isoflop import draw_sd, estimate_noise, given_noise
+from sweeps.scaling.bootstrap import draw_counts, draw_sd, given_noise
+from sweeps.scaling.bootstrap_isoflop import estimate_noise
 from sweeps.scaling.bootstrap_lines import LineReplicates, add_scatter, line_replicates, redraw
-from sweeps.scaling.isoflop import MIN_POINTS, IsoFlopFit, Minimum, fit_isoflop, refusals
+from sweeps.scaling.isoflop import MIN_POINTS, NOTHING, IsoFlopFit, Minimum, fit_isoflop, refusals
 from sweeps.scaling.laws import fit_loss_law, fit_power_line
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.world import draw_world, fitted_world
 
 MIN_BINS = 3
 BINS_PER_DECADE = 8
-NOTHING = (float("nan"), float("nan"), float("nan"))
 
 
 @dataclass(frozen=True)

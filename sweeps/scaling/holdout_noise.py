@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sweeps.scaling.bootstrap import draw_noise, residual_noise
 from sweeps.scaling.curves import LOG_LOSS, vertices
 from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.parametric import ParametricFit, Problem
@@ -32,9 +33,7 @@ def surface_holdout_errors(
         [k] fp64; NaN where a replicate has no interior optimum.
     """
     generator = np.random.default_rng(seed + 2)
-    clusters = table.clusters
-    sd = np.sqrt(np.sum(fit.residuals**2) / max(len(table) - 5, 1))
-    noise = sd * generator.standard_normal((REPLICATES, int(clusters.max()) + 1))[:, clusters]
+    noise = residual_noise(fit.residuals, 5).sd * draw_noise(table, REPLICATES, generator)
     log_loss = np.log(table.loss) + fit.residuals + noise
     row_budget = table.budget
     small, held = row_budget <= from_budget * (1 + 1e-9), np.isclose(row_budget, budget, rtol=1e-9)

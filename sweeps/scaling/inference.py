@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import Interval, interval
+from sweeps.scaling.bootstrap import NO_INTERVAL, Interval, interval
 from sweeps.scaling.bootstrap_parametric import ParametricReplicates
 from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates
 from sweeps.scaling.optimum import FlopRule
@@ -106,7 +106,7 @@ def inference_optimum(
             f"this fit does not reach a loss of {target_loss:g} at any size: its irreducible loss is {model.e:.4g};"
             " raise the target loss"
         )
-    intervals = [Interval(float("nan"), float("nan"))] * 3
+    intervals = [NO_INTERVAL] * 3
     if replicates is not None:
         draws, targets = _draws(replicates, target_loss)
         intervals = [interval(values) for values in cheapest(draws, replicates.rule, targets, inference_tokens)]

@@ -19,6 +19,7 @@ from sweeps.scaling.table import Array, FitError, RunTable
 
 NEAREST = 4
 MIN_POINTS = 3
+NOTHING = (float("nan"), float("nan"), float("nan"))  # coefficients of a curve that has no parabola
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,14 @@ class Minimum:
 
 
 @dataclass(frozen=True)
-class IsoFlopFit:
-    """Approach 2's result.
+class LineFit:
+    """Lines through the minima of budgets: what approaches 1 and 2 end in.
 
     Attributes:
         minima: one per budget, ascending, refused ones included with their reasons.
         n_line, d_line: N* and D* against C; exponents are a and b.
         loss_law: loss at the optimum against C.
-        curvature: mean of q2 / loss over budgets: relative loss per (ln N - ln N*)^2.
-        near: points nearest the minimum each parabola used; None means all.
+        curvature: mean of q2 / loss over the budgets' parabolas: relative loss per (ln N - ln N*)^2.
     """
 
     minima: tuple[Minimum, ...]
@@ -72,7 +72,6 @@ class IsoFlopFit:
     d_line: PowerLine
     loss_law: LossLaw
     curvature: float
-    near: int | None
 
     @property
     def a(self) -> float:
@@ -105,22 +104,36 @@ class IsoFlopFit:
             "k_d": float(np.exp(self.d_line.log_coefficient)),
             "loss_gamma": self.loss_law.gamma,
             "loss_form": self.loss_law.form,
-            "curvature": self.curvature,
         }
 
     def n_opt(self, c_flops: float) -> float:
+        """N*, parameters."""
         return float(self.n_line(np.float64(c_flops)))
 
     def d_opt(self, c_flops: float) -> float:
+        """D*, tokens."""
         return float(self.d_line(np.float64(c_flops)))
 
     def loss_opt(self, c_flops: float) -> float:
+        """Loss at the optimum, nats per token."""
         return float(self.loss_law(np.float64(c_flops)))
 
     def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
         """Loss of a shape off the optimum: law at C times 1 + curvature (ln N - ln N*)^2. D follows from N and C."""
         distance = np.log(n_params) - np.log(self.n_opt(c_flops))
         return self.loss_opt(c_flops) * (1 + self.curvature * float(distance) ** 2)
+
+
+@dataclass(frozen=True)
+class IsoFlopFit(LineFit):
+    """Approach 2 by parabolas. near: points nearest the minimum each parabola used; None means all."""
+
+    near: int | None
+
+    @property
+    def parameters(self) -> dict[str, float | str]:
+        """The fit's constants, for reports."""
+        return super().parameters | {"curvature": self.curvature}
 
 
 def fit_isoflop(table: RunTable, near: int | None = NEAREST, loss_form: str = "auto") -> IsoFlopFit:
@@ -190,10 +203,9 @@ def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss:
     used = tuple(int(r) for r in rows[use])
     sizes = np.unique(np.round(log_n[use], 9))
     x_mean = float(log_n[use].mean())
-    nothing = (np.nan, np.nan, np.nan)
     if len(sizes) < MIN_POINTS:
         reason = f"{len(sizes)} sizes, a parabola needs {MIN_POINTS}"
-        return Minimum(budget, np.nan, np.nan, np.nan, nothing, x_mean, used, reason)
+        return Minimum(budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, reason)
     coefficients, log_n_opt, loss_opt, reason = _vertex(log_n[use], loss[use], log_n, "N")
     log_d_opt = np.nan
     if not reason:

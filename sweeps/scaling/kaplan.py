@@ -14,34 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import choose_scheme, draw_counts
+from sweeps.scaling.bootstrap import BATCH_VALUES, choose_scheme, draw_counts, draw_noise, draw_sd, residual_noise
+from sweeps.scaling.huber import DELTA, CentredProblem
 from sweeps.scaling.newton import newton_batch
 from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
-from sweeps.scaling.parametric import DELTA, GRADIENT_TOLERANCE, certify, require_rows
+from sweeps.scaling.parametric import GRADIENT_TOLERANCE, certify, count_agreeing, require_rows
 from sweeps.scaling.table import Array, RunTable
 
 STARTS = 48
-AGREEMENT = 1e-5
-BATCH_VALUES = 60_000
 NO_FLOOR = "Kaplan's form has no irreducible loss: far beyond the grid it predicts too low a loss"
 
 
-class KaplanProblem:
+class KaplanProblem(CentredProblem):
     """The objective on centred logs, theta = [p, q, rho, ln gamma]: ln L = gamma ln(exp(p - rho x) + exp(q - z)).
 
     gamma is alpha_D, rho is alpha_N / alpha_D, x and z are ln N and ln D less their means.
-
-    Args:
-        n_params, d_tokens: [runs] fp64.
-        log_loss: [1 or m, runs] fp64 targets.
-        weights: [m, runs] fp64 counts of each row per problem, or None for ones.
+    Its targets are ln loss.
     """
-
-    def __init__(self, n_params: Array, d_tokens: Array, log_loss: Array, weights: Array | None = None) -> None:
-        log_n, log_d = np.log(n_params), np.log(d_tokens)
-        self.n_mean, self.d_mean = float(log_n.mean()), float(log_d.mean())
-        self.x, self.z = log_n - self.n_mean, log_d - self.d_mean
-        self.log_loss, self.weights = log_loss, weights
 
     def predict(self, theta: Array) -> tuple[Array, Array]:
         """theta [m, 4] -> ln of the bracket and the first term's share of it, [m, runs] each."""
@@ -54,14 +43,7 @@ class KaplanProblem:
         """Objective over delta^2 [m], gradient [m, 4] and Hessian [m, 4, 4]."""
         gamma = np.exp(theta[:, 3])[:, None]
         bracket, share = self.predict(theta)
-        target = self.log_loss if len(self.log_loss) == 1 else self.log_loss[which]
-        u = (gamma * bracket - target) / DELTA
-        psi = np.clip(u, -1, 1)
-        value, inside = psi * (u - 0.5 * psi), np.equal(u, psi) / DELTA**2
-        psi = psi / DELTA
-        if self.weights is not None:
-            w = self.weights if len(self.weights) == 1 else self.weights[which]
-            value, psi, inside = value * w, psi * w, inside * w
+        value, psi, inside = self.terms(gamma * bracket, which)
         slopes = np.stack([gamma * share, gamma * (1 - share), -gamma * share * self.x, gamma * bracket], axis=1)
         gradient = np.einsum("mkr,mr->mk", slopes, psi)
         hessian = np.matmul(slopes * inside[:, None], slopes.transpose(0, 2, 1))
@@ -71,11 +53,7 @@ class KaplanProblem:
         hessian[:, :3, :3] += np.einsum("mr,ir,jr->mij", bend, along, along)
         hessian[:, 3, :] += gradient
         hessian[:, :3, 3] += gradient[:, :3]
-        return value.sum(axis=1), gradient, hessian
-
-    def gradient_scale(self) -> float:
-        """Largest gradient in ln L that the rows could give."""
-        return len(self.x) / DELTA
+        return value, gradient, hessian
 
     def surface(self, theta: Array) -> Array:
         """theta -> [m, 5] of L^(1 / gamma) = A N^-rho + B / D: ln A, ln B, ln 0, rho, 1, as `optimum` takes it."""
@@ -134,8 +112,7 @@ class KaplanFit:
 
     def loss(self, n_params: Array | float, d_tokens: Array | float) -> Array:
         """L(N, D) in nats per token."""
-        first = np.power(self.n_c / np.asarray(n_params), self.alpha_n / self.alpha_d)
-        return np.power(first + self.d_c / np.asarray(d_tokens), self.alpha_d)
+        return kaplan_loss(n_params, d_tokens, self.alpha_n, self.alpha_d, self.n_c, self.d_c)
 
     def _optimum(self, c_flops: float) -> tuple[float, float, float]:
         n, d, bracket = optimum(self.surface[None], self.rule, c_flops)
@@ -194,9 +171,11 @@ class KaplanReplicates:
             return np.exp(self.gamma * np.logaddexp(log_a - rho * np.log(n_params), log_b - np.log(d_tokens)))
 
 
-def kaplan_loss(n_params: Array, d_tokens: Array, alpha_n: float, alpha_d: float, n_c: float, d_c: float) -> Array:
+def kaplan_loss(
+    n_params: Array | float, d_tokens: Array | float, alpha_n: float, alpha_d: float, n_c: float, d_c: float
+) -> Array:
     """Equation 1.5 at given constants: nats per token. The paper's: .076, .103, 6.4e13, 1.8e13 (its table 2)."""
-    return np.power(np.power(n_c / n_params, alpha_n / alpha_d) + d_c / d_tokens, alpha_d)
+    return np.power(np.power(n_c / np.asarray(n_params), alpha_n / alpha_d) + d_c / np.asarray(d_tokens), alpha_d)
 
 
 def fit_kaplan(table: RunTable, starts: int = STARTS, seed: int = 0) -> KaplanFit:
@@ -212,7 +191,7 @@ def fit_kaplan(table: RunTable, starts: int = STARTS, seed: int = 0) -> KaplanFi
     found = newton_batch(problem.curved, _starts(log_loss, starts, seed), tolerance)
     best = int(np.argmin(found.value))
     value, theta = float(found.value[best]), found.x[best : best + 1]
-    agreeing = int(np.sum(found.value <= value * (1 + AGREEMENT) + 1e-12 * len(table)))
+    agreeing = count_agreeing(found.value, value, len(table))
     relative = float(found.gradient_norm[best] / problem.gradient_scale())
     certify(relative, agreeing, starts, "kaplan")
     gamma, rho = float(np.exp(theta[0, 3])), float(theta[0, 2])
@@ -251,9 +230,8 @@ def bootstrap_kaplan(
 ) -> KaplanReplicates:
     """Refits on k replicates, clustered by run, each started from the fit; schemes as in `bootstrap`."""
     generator = np.random.default_rng(seed)
-    used, clusters = choose_scheme(table, scheme), table.clusters
-    dof = max(len(table) - 4, 1)
-    sd = np.sqrt(np.sum(fit.residuals**2) / dof) * np.sqrt(dof / generator.chisquare(dof, k))
+    used = choose_scheme(table, scheme)
+    sd = draw_sd(residual_noise(fit.residuals, 4), k, generator)
     log_loss, fitted = np.log(table.loss)[None], np.log(table.loss) + fit.residuals
     theta = np.full((k, 4), np.nan)
     size = max(1, BATCH_VALUES // len(table))
@@ -262,8 +240,8 @@ def bootstrap_kaplan(
         if used == "rows":
             problem = KaplanProblem(table.n, table.d, log_loss, draw_counts(table, len(part), generator))
         else:
-            draws = generator.standard_normal((len(part), int(clusters.max()) + 1))[:, clusters]
-            problem = KaplanProblem(table.n, table.d, fitted + part[:, None] * draws)
+            noise = part[:, None] * draw_noise(table, len(part), generator)
+            problem = KaplanProblem(table.n, table.d, fitted + noise)
         log_a, log_b, _, rho, _ = fit.surface
         start = [log_a - rho * problem.n_mean, log_b - problem.d_mean, rho, np.log(fit.alpha_d)]
         tolerance = GRADIENT_TOLERANCE * problem.gradient_scale()

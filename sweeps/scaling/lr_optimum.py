@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sweeps.scaling.bootstrap import interval
+from sweeps.scaling.bootstrap import Noise, draw_sd, given_noise, interval
 from sweeps.scaling.lr_curve import COMPLETE, MIN_RATES, Curve, LrRun
 from sweeps.scaling.table import Array, FitError
 
@@ -69,15 +69,6 @@ class Optimum:
         x = np.log(lr)
         q2, q1, q0 = self.coefficients
         return (q2 * x + q1) * x + q0
-
-
-@dataclass(frozen=True)
-class Noise:
-    """Spread of ln loss between equal runs: sd, its degrees of freedom, and where it comes from."""
-
-    sd: float
-    dof: int
-    source: str
 
 
 def fit_optimum(runs: Sequence[LrRun], near: int = NEAREST) -> tuple[Optimum, Curve]:
@@ -159,7 +150,7 @@ def bootstrap_optimum(
     x = curve.x[curve.rate[rows]]
     design = np.stack([x**2, x, *curve.seed_columns(rows).T], axis=1)
     fitted[rows] = design @ np.linalg.lstsq(design, curve.loss[rows], rcond=None)[0]
-    sd = noise.sd * np.sqrt(noise.dof / generator.chisquare(noise.dof, replicates))
+    sd = draw_sd(noise, replicates, generator)
     draws = generator.standard_normal((replicates, len(fitted))) * sd[:, None]
     return curve.vertices(fitted * np.exp(draws), near)
 
@@ -185,7 +176,7 @@ def fit_curves(
     for run in runs:
         groups.setdefault((run.param, run.batch_tokens, run.width), []).append(run)
     fits = [fit_optimum(groups[key], near) for key in sorted(groups)]
-    noise = Noise(noise_sd, 10**6, "given") if noise_sd is not None else pooled_noise(fits)
+    noise = given_noise(noise_sd) or pooled_noise(fits)
     generator = np.random.default_rng(seed)
     optima = []
     for optimum, curve in fits:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.bootstrap import interval
+from sweeps.scaling.bootstrap import Noise, interval
 from sweeps.scaling.lr_curve import COMPLETE, LrRun
-from sweeps.scaling.lr_optimum import NEAREST, Noise, Optimum, fit_curves
+from sweeps.scaling.lr_optimum import NEAREST, Optimum, fit_curves
 
 STAYS, MOVES, SHIFTS, OPEN = "stays", "moves", "moves a little", "not decided"
 

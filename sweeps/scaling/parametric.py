@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
+from sweeps.scaling.huber import DELTA, CentredProblem
 from sweeps.scaling.minimize import BatchMinimum, minimize_batch
 from sweeps.scaling.newton import newton_batch
 from sweeps.scaling.table import BUDGET_GAP, Array, FitError, RunTable
 
-DELTA = 1e-3
 STARTS = 48
 SAME_LOSS = 1e-9  # relative
 MIN_ROWS = 6
@@ -80,7 +80,7 @@ class ParametricFit:
         )
 
 
-class Problem:
+class Problem(CentredProblem):
     """The objective on centred logs, for a batch of weights or of targets.
 
     Args:
@@ -97,15 +97,11 @@ class Problem:
         weights: Array | None = None,
         log_loss: Array | None = None,
     ) -> None:
-        log_n, log_d = np.log(n_params), np.log(d_tokens)
-        self.n_mean, self.d_mean = float(log_n.mean()), float(log_d.mean())
-        self.x, self.z = log_n - self.n_mean, log_d - self.d_mean
+        super().__init__(n_params, d_tokens, np.log(loss)[None] if log_loss is None else log_loss, weights)
         ones = np.ones_like(self.x)
         self.powers_x = np.stack([ones, self.x, self.x**2], axis=1)
         self.powers_z = np.stack([ones, self.z, self.z**2], axis=1)
         self.mixed = np.stack([ones, self.x, self.z, self.x * self.z], axis=1)
-        self.log_loss = np.log(loss)[None] if log_loss is None else log_loss
-        self.weights = weights
         self.e_floor = float(np.log(E_FLOOR * loss.min()))
 
     def residuals(self, theta: Array) -> tuple[Array, Array, Array, Array]:
@@ -120,21 +116,13 @@ class Problem:
     def __call__(self, theta: Array, which: np.ndarray) -> tuple[Array, Array]:
         """Scaled objective [m] and gradient [m, 5] (both divided by delta^2)."""
         predicted, p1, p2, p3 = self.residuals(theta)
-        target = self.log_loss if len(self.log_loss) == 1 else self.log_loss[which]
-        u = (predicted - target) / DELTA
-        absolute = np.abs(u)
-        huber = np.where(absolute <= 1, 0.5 * u * u, absolute - 0.5)
-        psi = np.clip(u, -1, 1)
-        if self.weights is not None:
-            w = self.weights if len(self.weights) == 1 else self.weights[which]
-            huber, psi = w * huber, w * psi
-        psi /= DELTA
+        value, psi, _ = self.terms(predicted, which)
         s1, s2 = psi * p1, psi * p2
         free = theta[:, 2] > self.e_floor
         gradient = np.stack(
             [s1.sum(1), s2.sum(1), np.where(free, (psi * p3).sum(1), 0.0), -s1 @ self.x, -s2 @ self.z], axis=1
         )
-        return huber.sum(axis=1), gradient
+        return value, gradient
 
     def curved(self, theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
         """Scaled objective [m], gradient [m, 5] and Hessian [m, 5, 5].
@@ -143,16 +131,7 @@ class Problem:
         Hessian sum_k p_k g_k g_k^T - (grad)(grad)^T.
         """
         predicted, p1, p2, p3 = self.residuals(theta)
-        u = (predicted - (self.log_loss if len(self.log_loss) == 1 else self.log_loss[which])) / DELTA
-        psi = np.clip(u, -1, 1)
-        huber = psi * (u - 0.5 * psi)
-        inside = np.equal(u, psi) / DELTA**2
-        psi /= DELTA
-        if self.weights is not None:
-            w = self.weights if len(self.weights) == 1 else self.weights[which]
-            huber *= w
-            psi *= w
-            inside *= w
+        value, psi, inside = self.terms(predicted, which)
         inside -= psi
         q1, q2, q3, s1, s2 = inside * p1, inside * p2, inside * p3, psi * p1, psi * p2
         pure1, pure2 = (q1 * p1 + s1) @ self.powers_x, (q2 * p2 + s2) @ self.powers_z
@@ -172,11 +151,7 @@ class Problem:
             (2, 2): third33,
         }.items():  # fmt: skip
             hessian[:, i, j] = hessian[:, j, i] = entry
-        return huber.sum(axis=1), gradient, hessian
-
-    def gradient_scale(self) -> float:
-        """Largest gradient the rows could give: every residual at the Huber loss's slope."""
-        return len(self.x) / DELTA
+        return value, gradient, hessian
 
     def centre(self, theta: Array) -> Array:
         """[m, 5] of the published form -> centred logs."""
@@ -228,7 +203,7 @@ def fit_parametric(table: RunTable, starts: int = STARTS, seed: int = 0) -> Para
     problem = Problem(table.n, table.d, table.loss)
     found = problem.minimize(_starts(problem, table.loss, starts, seed))
     value, gradient, theta = _polish(problem, found)
-    agreeing = int(np.sum(found.value <= value * (1 + AGREEMENT) + 1e-12 * len(table)))
+    agreeing = count_agreeing(found.value, value, len(table))
     relative = float(np.abs(gradient).max() / problem.gradient_scale())
     certify(relative, agreeing, starts)
     predicted = problem.residuals(theta[None])[0][0]
@@ -287,6 +262,11 @@ def _polish(problem: Problem, found: BatchMinimum) -> tuple[float, Array, Array]
     theta = np.asarray(result.x) if result.fun < found.value.min() else best
     value, gradient = scalar(theta)
     return value, gradient, theta
+
+
+def count_agreeing(values: Array, best: float, rows: int) -> int:
+    """Starts whose objective, values [starts], ended within 1e-5 (relative) of the best."""
+    return int(np.sum(values <= best * (1 + AGREEMENT) + 1e-12 * rows))
 
 
 def certify(relative_gradient: float, agreeing: int, starts: int, form: str = "parametric") -> None:

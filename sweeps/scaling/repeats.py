@@ -21,8 +21,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from sweeps.scaling.bootstrap import Interval, draw_counts, interval
+from sweeps.scaling.huber import DELTA, huber_terms
 from sweeps.scaling.newton import newton_batch
-from sweeps.scaling.parametric import DELTA, certify
+from sweeps.scaling.parametric import certify
 from sweeps.scaling.table import Array, FitError, RunTable
 
 # Repeats and excess parameters worth anything at all lie far inside these.
@@ -118,23 +119,14 @@ class RepeatProblem:
         r_d, r_n = np.exp(np.clip(theta, -20, 20)).T
         return np.log(self.surface.loss(self.n, self.d, self.unique, r_d[:, None], r_n[:, None]))
 
-    def value(self, theta: Array, which: np.ndarray | None = None) -> Array:
-        """Objective over delta^2, [m]."""
-        u = np.abs(self.predict(theta) - self.log_loss) / DELTA
-        huber = np.where(u <= 1, 0.5 * u * u, u - 0.5)
-        if self.weights is not None and which is not None:
-            huber = huber * self.weights[which]
-        return huber.sum(axis=1)
+    def value(self, theta: Array) -> Array:
+        """Objective over delta^2 with every row once, [m]."""
+        return huber_terms(self.predict(theta), self.log_loss[None], None, np.arange(len(theta)))[0]
 
     def curved(self, theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
         """Objective over delta^2, gradient [m, 2] and Hessian [m, 2, 2]; ln L's derivatives by central differences."""
         predicted = self.predict(theta)
-        u = (predicted - self.log_loss) / DELTA
-        psi = np.clip(u, -1, 1)
-        value, inside, psi = psi * (u - 0.5 * psi), np.equal(u, psi) / DELTA**2, psi / DELTA
-        if self.weights is not None:
-            w = self.weights[which]
-            value, inside, psi = value * w, inside * w, psi * w
+        value, psi, inside = huber_terms(predicted, self.log_loss[None], self.weights, which)
         steps = STEP * np.eye(2)
         above, below = [self.predict(theta + s) for s in steps], [self.predict(theta - s) for s in steps]
         slopes = np.stack([(a - b) / (2 * STEP) for a, b in zip(above, below, strict=True)], axis=1)
@@ -143,7 +135,7 @@ class RepeatProblem:
         hessian = np.matmul(slopes * inside[:, None], slopes.transpose(0, 2, 1))
         for i, j, bend in ((0, 0, bends[0]), (1, 1, bends[1]), (0, 1, both), (1, 0, both)):
             hessian[:, i, j] += (psi * bend).sum(axis=1)
-        return value.sum(axis=1), np.einsum("mkr,mr->mk", slopes, psi), hessian
+        return value, np.einsum("mkr,mr->mk", slopes, psi), hessian
 
     def gradient_scale(self) -> float:
         """Largest gradient in ln L that the rows could give."""

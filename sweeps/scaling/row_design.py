@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sweeps.scaling.bootstrap_isoflop import estimate_noise
+from sweeps.scaling.curves import LOG_N, vertices
 from sweeps.scaling.design import Cells
-from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_curve, fit_isoflop
+from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, Minimum, fit_isoflop
 from sweeps.scaling.proposal import budget_step, join
 from sweeps.scaling.table import Array, FitError, RunTable
 
@@ -131,9 +132,8 @@ def _vertex_sd(row: _Row, noise_sd: float, near: int | None, seed: int) -> float
     """Sd of ln N* of one row's vertex under noise of ln loss; refused curves are left out."""
     draws = np.random.default_rng(seed).standard_normal((DRAWS, len(row.loss)))
     log_n, log_d = np.log(row.cells.n), np.log(row.cells.d)
-    index = np.arange(len(row.loss))
-    found = [fit_curve(row.budget, index, log_n, log_d, row.loss * np.exp(noise_sd * draw), near) for draw in draws]
-    good = [np.log(m.n_opt) for m in found if m.ok]
+    found = vertices(log_n, log_d, row.loss * np.exp(noise_sd * draws), near)[:, LOG_N]
+    good = found[np.isfinite(found)]
     if len(good) < DRAWS / 2:
         raise FitError(
             f"{row.budget:.3g} FLOPs: noise hides the minimum of most simulated curves; add sizes further out"

@@ -13,18 +13,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from sweeps.scaling.huber import DELTA, CentredProblem
 from sweeps.scaling.minimize import BatchMinimum
 from sweeps.scaling.newton import newton_batch
-from sweeps.scaling.parametric import DELTA, E_FLOOR, GRADIENT_TOLERANCE, ParametricFit, certify, flags, require_rows
+from sweeps.scaling.parametric import (
+    E_FLOOR,
+    GRADIENT_TOLERANCE,
+    LARGEST_EXPONENT,
+    ParametricFit,
+    certify,
+    count_agreeing,
+    flags,
+    require_rows,
+)
 from sweeps.scaling.table import Array, FitError, RunTable
 
 GRID = np.geomspace(0.02, 2.0, 28)
 REFINED = 64
-AGREEMENT = 1e-5
-LARGEST_EXPONENT = 300.0
 
 
-class LinearProblem:
+class LinearProblem(CentredProblem):
     """The objective on centred logs, theta = [A', B', E, alpha, beta], A' and B' the terms at the mean ln N and ln D.
 
     Args:
@@ -41,11 +49,7 @@ class LinearProblem:
         weights: Array | None = None,
         log_loss: Array | None = None,
     ) -> None:
-        log_n, log_d = np.log(n_params), np.log(d_tokens)
-        self.n_mean, self.d_mean = float(log_n.mean()), float(log_d.mean())
-        self.x, self.z = log_n - self.n_mean, log_d - self.d_mean
-        self.target = loss[None] if log_loss is None else np.exp(log_loss)
-        self.weights = weights
+        super().__init__(n_params, d_tokens, loss[None] if log_loss is None else np.exp(log_loss), weights)
         self.e_floor = float(E_FLOOR * loss.min())
 
     def predict(self, theta: Array) -> tuple[Array, Array, Array]:
@@ -55,21 +59,10 @@ class LinearProblem:
         v = np.exp(np.minimum(-beta[:, None] * self.z, LARGEST_EXPONENT))
         return first[:, None] * u + second[:, None] * v + np.maximum(e, self.e_floor)[:, None], u, v
 
-    def _loss(self, predicted: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
-        """Huber losses [m], their slopes and second derivatives [m, runs], all divided by delta^2."""
-        r = (predicted - (self.target if len(self.target) == 1 else self.target[which])) / DELTA
-        psi = np.clip(r, -1, 1)
-        huber, inside = psi * (r - 0.5 * psi), np.equal(r, psi) / DELTA**2
-        psi = psi / DELTA
-        if self.weights is not None:
-            w = self.weights if len(self.weights) == 1 else self.weights[which]
-            huber, psi, inside = huber * w, psi * w, inside * w
-        return huber.sum(axis=1), psi, inside
-
     def curved(self, theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
         """Scaled objective [m], gradient [m, 5] and Hessian [m, 5, 5]."""
         predicted, u, v = self.predict(theta)
-        value, psi, inside = self._loss(predicted, which)
+        value, psi, inside = self.terms(predicted, which)
         first, second = theta[:, 0, None], theta[:, 1, None]
         xu, zv = self.x * u, self.z * v
         slopes = np.stack([u, v, np.ones_like(u), -first * xu, -second * zv], axis=1)
@@ -113,10 +106,6 @@ class LinearProblem:
         """Minimises every problem from a start that is near, [m, 5], by Newton steps."""
         return newton_batch(self.curved, start, 1e-2 * GRADIENT_TOLERANCE * self.gradient_scale())
 
-    def gradient_scale(self) -> float:
-        """Largest gradient in E that the rows could give."""
-        return len(self.x) / DELTA
-
     def centre(self, theta: Array) -> Array:
         """[m, 5] of ln A, ln B, ln E, alpha, beta -> this problem's theta."""
         log_a, log_b, log_e, alpha, beta = theta.T
@@ -154,7 +143,7 @@ def fit_varpro(table: RunTable, refined: int = REFINED) -> ParametricFit:
     found = problem.refine(theta[np.argsort(value)[:refined]])
     best = int(np.argmin(found.value))
     value_at, relative = float(found.value[best]), float(found.gradient_norm[best] / problem.gradient_scale())
-    agreeing = int(np.sum(found.value <= value_at * (1 + AGREEMENT) + 1e-12 * len(table)))
+    agreeing = count_agreeing(found.value, value_at, len(table))
     certify(relative, agreeing, refined, "parametric_linear")
     constants = problem.uncentre(found.x[best : best + 1])[0]
     if np.isnan(constants[0]):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sweeps.scaling.bootstrap import residual_noise
 from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
 from sweeps.scaling.parametric import ParametricFit, Problem, fit_parametric
 from sweeps.scaling.table import Array, FitError, RunTable
@@ -113,8 +114,9 @@ def flat_profile(table: RunTable, fit: ParametricFit) -> str:
     """
     problem = Problem(table.n, table.d, table.loss)
     jacobian = _jacobian(problem, problem.centre(fit.theta[None]), fit)
-    sd = np.sqrt(np.sum(fit.residuals**2) / max(len(table) - 5, 1))
-    errors = sd * np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian, hermitian=True)))
+    errors = residual_noise(fit.residuals, 5).sd * np.sqrt(
+        np.diag(np.linalg.pinv(jacobian.T @ jacobian, hermitian=True))
+    )
     for name, value, relative in (("alpha", fit.alpha, errors[3]), ("beta", fit.beta, errors[4])):
         if relative > FLAT:
             return (

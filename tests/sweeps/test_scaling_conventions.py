@@ -39,17 +39,18 @@ def test_leaving_the_head_out_moves_porians_exponent() -> None:
     by_name = {(e.flops, e.approach): e for e in found}
     assert by_name["6N", "isoflop"].a == pytest.approx(0.706, abs=0.02)
     assert by_name["kaplan", "isoflop"].a == pytest.approx(0.835, abs=0.05)
-    assert by_name["6N", "parametric"].a == pytest.approx(0.706, abs=0.03)
-    assert by_name["kaplan", "parametric"].a == pytest.approx(0.835, abs=0.03)
+    surfaces = by_name["6N", "parametric"].a, by_name["kaplan", "parametric"].a
+    assert surfaces == pytest.approx((0.706, 0.835), abs=0.03)
+    assert surfaces == pytest.approx((0.691, 0.843), abs=1e-3)
     assert by_name["kaplan", "parametric"].low > by_name["6N", "parametric"].high
 
 
-def test_tuned_runs_give_half_and_84_by_the_count_alone() -> None:
+def test_the_count_moves_the_exponent_of_tuned_runs() -> None:
     table = porian("hparams == 'tuned' and warmup == 'short' and decay == 'const'")
     options = FitOptions(max_excess=0.05)
     found = {(e.flops, e.approach): e.a for e in exponents(table, ("isoflop", "parametric"), 0, options)}
-    assert found["6N", "isoflop"] == pytest.approx(0.50, abs=0.02)
-    assert found["kaplan", "parametric"] == pytest.approx(0.84, abs=0.02)
+    assert (found["6N", "isoflop"], found["kaplan", "isoflop"]) == pytest.approx((0.50, 0.62), abs=0.01)
+    assert (found["6N", "parametric"], found["kaplan", "parametric"]) == pytest.approx((0.55, 0.84), abs=0.01)
 
 
 def own_sweep() -> RunTable:

@@ -31,6 +31,7 @@ def test_step_laws_grids() -> None:
     assert len(laws.grids) == len(laws.regrets) == 17 and laws.scheme == "runs and (N, D)"
     # The best that was known: .104% mean, .234% largest, with the batch a law of D alone.
     assert laws.mean_regret * 100 <= 0.104 and laws.largest_regret * 100 <= 0.234
+    assert (laws.mean_regret * 100, laws.largest_regret * 100) == pytest.approx((0.064, 0.215), abs=1e-3)
     n, d = 1e9, 1e11
     assert laws.lr(n, d) in laws.lr_interval(n, d) and laws.batch_tokens(n, d) in laws.batch_interval(n, d)
     interval = laws.lr_interval(n, d)
