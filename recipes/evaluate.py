@@ -14,7 +14,6 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,15 +88,6 @@ def _head(model: dict[str, Any]) -> str:
     return f"{model['path']}: {sizes}, windows of {model['window']} tokens"
 
 
-def plain(value: Any) -> Any:
-    """What JSON can hold: numbers that are not finite become null."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = command_parser("recipes.evaluate", __doc__)
@@ -140,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> None:
         values = evaluate(options, lambda line: print(line, flush=True))
         if options.json:
-            from lm.data.files import write_json
+            from lm.data.files import plain, write_json
 
             write_json(options.json, plain(values))
             print(f"\nnumbers: {options.json}")

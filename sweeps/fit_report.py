@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.files import plain
+from lm.data.files import plain
 from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
 from sweeps.scaling.bootstrap import Interval
 

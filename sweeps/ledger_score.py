@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sweeps.files import plain
+from lm.data.files import plain
 from sweeps.fit_report import quantity
 from sweeps.ledger_rows import DIVERGED, INSIDE, LATE_WORD, LEVEL, Row, interval_score
 from sweeps.scaling.bootstrap import Interval

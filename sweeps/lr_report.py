@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sweeps.files import plain
+from lm.data.files import plain
 from sweeps.lr_plot import plot_lr
 from sweeps.scaling.lr_curve import LrRun
 from sweeps.scaling.lr_optimum import Optimum

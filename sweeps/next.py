@@ -28,7 +28,7 @@ from sweeps.files import write_text
 from sweeps.fit import add_run_arguments, warn_of_mixture
 from sweeps.next_config import Family, extended_config
 from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text
-from sweeps.records import CSV_COLUMNS, read_runs
+from sweeps.records import CSV_COLUMNS, OPTIONAL_COLUMNS, read_runs
 from sweeps.scaling.design import DECISIONS
 from sweeps.scaling.next_simulation import SURFACES, simulate
 from sweeps.scaling.proposal import base_of, propose
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(arguments: argparse.Namespace) -> None:
     _check(arguments)
     options = vars(arguments)
-    columns = {key: options[f"columns.{key}"] for key in CSV_COLUMNS if f"columns.{key}" in options}
+    columns = {key: options[f"columns.{key}"] for key in (*CSV_COLUMNS, *OPTIONAL_COLUMNS)}
     table = read_runs(arguments.runs, columns, arguments.where, arguments.tracking_uri, arguments.sweep)
     warn_of_mixture(table)
     if arguments.approach == "isoflop":
@@ -104,6 +104,8 @@ def _command(arguments: argparse.Namespace) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.noise_sd is not None:
+        raise ConfigError("--noise-sd is not used here: the noise is what the runs show around their fit; leave it out")
     if not (math.isfinite(arguments.budget) and arguments.budget > 0):
         raise ConfigError(f"--budget must be a positive number of FLOPs, got {arguments.budget:g}")
     if arguments.flops is not None and not arguments.flops > 0:

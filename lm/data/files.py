@@ -6,8 +6,9 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,33 @@ class DataError(ConfigError):
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically: a reader, or a run after a kill, sees the old content or the new one."""
-    aside = path.with_name(path.name + ".tmp")
-    with aside.open("wb") as file:
-        file.write(data)
-        sync(file)
-    aside.replace(path)
+    """Write a file atomically: a reader, or a run after a kill, sees the old content or the new one.
+
+    Two writers do not meet, and one that fails leaves nothing beside it.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            sync(file)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
     """As write_bytes; the same value in the same order gives the same bytes."""
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """Plain values for JSON: dicts and lists; NaN and infinities, which JSON lacks, become None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: Path) -> Any:

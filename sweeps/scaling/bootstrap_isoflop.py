@@ -72,7 +72,7 @@ def bootstrap_isoflop(
         return line_replicates(fit, _vertices_of_rows(table, fit, draw_counts(table, k, generator)), None, sd, "rows")
     centre = _centre(table, fit)
     return _simulate(
-        table, fit, fit, lambda n, d, y: vertices(n, d, y, fit.near), centre, k, generator, scheme, noise_sd
+        table, fit, fit, lambda n, d, y: vertices(n, d, y, fit.near), centre, k, generator, seed, scheme, noise_sd
     )
 
 
@@ -89,7 +89,7 @@ def bootstrap_akima(
     generator = np.random.default_rng(seed)
     sd = akima_noise(table, noise_sd)
     return _simulate(
-        table, fit, parabolas, lambda n, d, y: _splines(n, d, y, sd, generator), table.loss, k, generator, "auto",
+        table, fit, parabolas, lambda n, d, y: _splines(n, d, y, sd, generator), table.loss, k, generator, seed, "auto",
         noise_sd, line_sd,
     )  # fmt: skip
 
@@ -113,12 +113,13 @@ def _simulate(
     centre: Array,
     k: int,
     generator: np.random.Generator,
+    seed: int,
     scheme: str,
     noise_sd: float | None,
     line_sd: tuple[Array, Array] | None = None,
 ) -> LineReplicates:
     """Replicates on drawn surfaces; around `centre` [runs] where no surface fits."""
-    fitted = fitted_world(table) if scheme != "noise" else None
+    fitted = fitted_world(table, seed) if scheme != "noise" else None
     if fitted is None and scheme == "surface":
         raise FitError("no surface can be fitted to these runs to simulate on; use scheme noise")
     sd = draw_sd(_noise(table, parabolas, None if fitted is None else fitted[0], noise_sd), k, generator)

@@ -23,7 +23,7 @@ from plugins.callbacks.throughput import Throughput
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.parallelize import parallelize
 from plugins.strategies.tensor_parallel import check_divides
-from recipes import bench_memory
+from recipes import bench_ranks
 from tests.distributed import harness
 from tests.distributed.scenario import CONFIG, SINGLE, TENSOR_LAYOUTS, Layout, Model, build_trainer, fit
 
@@ -117,7 +117,7 @@ def recipe_run(folder: Path, layout: Layout) -> list[dict[str, float]]:
 
 
 def test_the_recipe_reports_the_same_under_tensor_parallelism(tmp_path) -> None:
-    bench_memory.write_data(Namespace(processes=4, vocab_size=300), tmp_path)
+    bench_ranks.write_data(Namespace(processes=4, vocab_size=300), tmp_path)
     (reference,) = harness.run(recipe_run, 1, tmp_path, SINGLE)
     reported = {key for row in reference for key in row}
     assert {"loss", "grad_norm", "tokens", "val_loss", "bpb/random"} <= reported

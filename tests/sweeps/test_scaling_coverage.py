@@ -100,6 +100,7 @@ def test_simulated_sweeps_are_covered() -> None:
 def test_coverage_is_near_nominal(name: str) -> None:
     rows = coverage.measure([name], ["medium"], ["isoflop", "parametric"], 150, 300, 0, 1, coverage.Store(None, 300))
     for row in rows:
+        assert set(row.held) == set(coverage.QUANTITIES), row  # a sweep that is refused holds nothing
         for quantity, share in row.held.items():
             assert 0.88 <= share <= 1.0, (row.approach, quantity, share)
 
