@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from plugins.loggers import tracking
 from sweeps.forecasting import Forecast
+from sweeps.mlflow_runs import KIND, client, log_run
 from sweeps.plots import Marker
-from sweeps.records import KIND, client, log_run
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,7 @@ def whole(run: Any) -> bool:
 
 def search(mlflow_client: Any, experiment_ids: Sequence[str], query: str) -> list[Any]:
     """Every run of these experiments that the query finds, oldest first."""
-    found: list[Any] = []
-    token = None
-    while True:
-        page = mlflow_client.search_runs(
-            list(experiment_ids), query, max_results=500, order_by=["attributes.start_time ASC"], page_token=token
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
+    return tracking.search_runs(mlflow_client, experiment_ids, query, tracking.OLDEST)
 
 
 def all_experiments(mlflow_client: Any) -> dict[str, str]:

@@ -24,7 +24,7 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import write_text
 from sweeps.ledger_rows import Row, give_up, read_ledger, settle
 from sweeps.ledger_score import Score, ledger_dict, ledger_text, score, score_by
-from sweeps.records import require_store
+from sweeps.mlflow_runs import require_store
 
 __all__ = ["Row", "Score", "ledger_text", "main", "read_ledger", "score", "score_by", "settle"]
 

@@ -23,7 +23,7 @@ from sweeps.forecast_record import (
     whole,
     write_outcome,
 )
-from sweeps.records import KIND, client
+from sweeps.mlflow_runs import KIND, client
 from sweeps.scaling.table import LARGEST_LOSS
 
 OPEN, RUNNING, STOPPED, INSIDE, OUTSIDE, DIVERGED, LATE_WORD = (

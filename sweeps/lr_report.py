@@ -122,7 +122,7 @@ def log_lr_fit(
 ) -> dict[str, str]:
     """Logs one MLflow run (kind `fit`) a parametrisation and batch, for the UI to compare; ids by run name."""
     from sweeps.mlflow_fits import describe_fits
-    from sweeps.records import KIND, log_run
+    from sweeps.mlflow_runs import KIND, log_run
 
     ids: dict[str, str] = {}
     text = lr_text(analysis)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from sweeps.fit_model import fit_model, save
 from sweeps.fit_report import FitReport
+from sweeps.mlflow_runs import KIND, client, log_run
 from sweeps.plots import plot_all, plot_scaling
-from sweeps.records import KIND, PARENT, client, log_run
+from sweeps.records import PARENT
 from sweeps.scaling.analysis import Result
 from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.table import RunTable

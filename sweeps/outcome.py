@@ -12,7 +12,7 @@ from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
 from sweeps.forecast import Check, Forecast
 from sweeps.ledger_rows import LATE_WORD, read_ledger
-from sweeps.records import client
+from sweeps.mlflow_runs import client
 from sweeps.report_page import Section
 from sweeps.report_tables import table
 

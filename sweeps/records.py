@@ -1,4 +1,4 @@
-"""Run tables from CSV files and from MLflow. The only place that reads or writes MLflow for sweeps, reports aside.
+"""Run tables from CSV files and from MLflow.
 
 An MLflow cell is a run with tag `scalewright.kind = cell`. One row per cell: a rerun leaves two runs of one cell, the
 newest finished one counts and the others are listed as excluded. Diverged, failed and unfinished runs are listed too.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lm.errors import ConfigError
-from plugins.loggers import tracking
 from plugins.loggers.history import latest
 from sweeps.csv_table import read_csv_rows
+from sweeps.mlflow_runs import KIND, client, require_store, search_all
 from sweeps.scaling.table import LARGEST_LOSS, Excluded, Run, RunTable
 from sweeps.where import row_filter
 
-PAGE = 1000
 PARENT = "sweep_run_id"  # column of a cell's parent run, beside its params and metrics
-KIND = "scalewright.kind"
 # Statuses a cell may carry in the tag scalewright.status that make it unusable.
 BAD_STATUS = {"diverged", "failed", "running", "interrupted", "superseded", "stopped"}
 
@@ -163,66 +158,6 @@ def parse(text: str | None) -> object:
         return text
 
 
-# MLflow
-
-
-def client(tracking_uri: str | None = None) -> Any:
-    """MlflowClient at `tracking_uri`, else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory.
-
-    Raises:
-        ConfigError: nobody answers there, or its database cannot be opened.
-    """
-    from mlflow.tracking import MlflowClient
-
-    uri = tracking_uri or tracking.tracking_uri()
-    _check_store(uri)
-    return MlflowClient(uri)
-
-
-def require_store(tracking_uri: str | None = None) -> None:
-    """Before reading: a client would make a database that is not there, and find it empty.
-
-    Raises:
-        ConfigError: the SQLite database is missing.
-    """
-    uri = tracking_uri or tracking.tracking_uri()
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
-    if uri.startswith("sqlite:///") and not path.exists():
-        raise ConfigError(f"there is no MLflow database {path}; change folder, or set MLFLOW_TRACKING_URI")
-
-
-@cache
-def _check_store(uri: str) -> None:
-    """Once for each address: a report makes many clients."""
-    tracking.check_store(uri)
-
-
-def experiment_id(mlflow_client: Any, experiment: str) -> str:
-    """Id of a named experiment.
-
-    Raises:
-        ValueError: no such experiment; the message lists those there are.
-    """
-    found = mlflow_client.get_experiment_by_name(experiment)
-    if found is None:
-        names = ", ".join(e.name for e in mlflow_client.search_experiments(max_results=20)) or "none"
-        raise ValueError(f"MLflow has no experiment {experiment!r}; it has {names} (set MLFLOW_TRACKING_URI?)")
-    return str(found.experiment_id)
-
-
-def search_all(mlflow_client: Any, experiment: str, filter_string: str = "") -> list[Any]:
-    """Every run of an experiment, newest first: a search returns at most 1,000 unless it is paged."""
-    identity, found, token = experiment_id(mlflow_client, experiment), [], None
-    while True:
-        page = mlflow_client.search_runs(
-            [identity], filter_string, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
-        )
-        found.extend(page)
-        token = page.token
-        if not token:
-            return found
-
-
 def read_mlflow(
     experiment: str,
     columns: Mapping[str, str] | None = None,
@@ -290,43 +225,3 @@ def _one(cells: Mapping[str, list[tuple[Any, dict[str, object]]]], param: str) -
     """The one value all cells share, or the values joined (a mix is the reader's to notice)."""
     values = {str(run.data.params[param]) for tries in cells.values() for run, _ in tries if param in run.data.params}
     return " and ".join(sorted(values)) or "as given"
-
-
-def log_run(
-    experiment: str,
-    name: str,
-    tags: Mapping[str, str],
-    params: Mapping[str, object],
-    metrics: Mapping[str, float],
-    artifacts: Iterable[Path] = (),
-    parent_run_id: str | None = None,
-    tracking_uri: str | None = None,
-    note: str = "",
-) -> str:
-    """Writes one finished run (a fit or a forecast) and returns its id; makes the experiment when it is missing.
-
-    Args:
-        artifacts: files, and folders that keep their name.
-    """
-    from mlflow.entities import Metric, Param, RunTag
-
-    mlflow_client = client(tracking_uri)
-    identity = tracking.experiment_id_for(mlflow_client, experiment)
-    every = {"mlflow.note.content": note, **tags}
-    if parent_run_id:
-        every["mlflow.parentRunId"] = parent_run_id
-    run_id = str(mlflow_client.create_run(identity, run_name=name, tags=every).info.run_id)
-    now = int(time.time() * 1000)
-    mlflow_client.log_batch(
-        run_id,
-        metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
-        params=[Param(key, str(value)[:500]) for key, value in params.items()],
-        tags=[RunTag("scalewright.status", "complete")],
-    )
-    for path in artifacts:
-        if path.is_dir():
-            mlflow_client.log_artifacts(run_id, str(path), path.name)
-        else:
-            mlflow_client.log_artifact(run_id, str(path))
-    mlflow_client.set_terminated(run_id)
-    return run_id

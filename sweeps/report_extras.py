@@ -18,8 +18,8 @@ from sweeps.ledger_plot import plot_ledger
 from sweeps.ledger_rows import Row, read_ledger
 from sweeps.ledger_score import ledger_text
 from sweeps.lr_report import FIGURE, NAMES, NUMBERS
+from sweeps.mlflow_runs import KIND, client, search_all
 from sweeps.plots import Marker
-from sweeps.records import KIND, client, search_all
 from sweeps.report_page import Extras, Section, figure_grid
 from sweeps.report_words import power
 

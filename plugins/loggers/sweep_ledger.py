@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from plugins.loggers import tracking
 from plugins.loggers.history import latest
 from plugins.loggers.tracking import experiment_id_for, patient_uri
 
@@ -119,19 +120,7 @@ class SweepLedger:
         ]
 
     def _search(self, query: str) -> list[Any]:
-        found: list[Any] = []
-        token = None
-        while True:
-            page = with_retries(
-                lambda token=token: self.client.search_runs(  # type: ignore[misc]
-                    [self.experiment_id], query, max_results=500, order_by=["attributes.start_time DESC"],
-                    page_token=token,
-                )
-            )  # fmt: skip
-            found += page
-            token = page.token
-            if not token:
-                return found
+        return tracking.search_runs(self.client, [self.experiment_id], query, call=with_retries)
 
     def create_sweep(self, name: str, grid: str, params: dict[str, Any], note: str) -> str:
         """Start a parent run; its id."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from lm.errors import ConfigError
 
 DEFAULT_TRACKING_URI = "sqlite:///mlflow.db"
+PAGE = 1000
+NEWEST, OLDEST = "attributes.start_time DESC", "attributes.start_time ASC"
 
 
 def tracking_uri() -> str:
@@ -83,3 +87,27 @@ def experiment_id_for(client: Any, name: str) -> str:
     except MlflowException:
         # Another process made it in between.
         return client.get_experiment_by_name(name).experiment_id
+
+
+def search_runs(
+    client: Any,
+    experiment_ids: Sequence[str],
+    query: str = "",
+    order: str = NEWEST,
+    call: Callable[[Callable[[], Any]], Any] = lambda ask: ask(),
+) -> list[Any]:
+    """Every run of these experiments that the query finds: a search returns at most 1,000 unless it is paged.
+
+    Args:
+        order: NEWEST or OLDEST first.
+        call: makes each request; `retries.with_retries` where the server may be away.
+    """
+    found: list[Any] = []
+    token = None
+    while True:
+        options = {"max_results": PAGE, "order_by": [order], "page_token": token}
+        page = call(partial(client.search_runs, list(experiment_ids), query, **options))
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found

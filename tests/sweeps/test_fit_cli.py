@@ -11,7 +11,7 @@ import pytest
 
 from lm.config import ModelConfig
 from lm.plan import n_params, training_flops
-from sweeps import fit, forecast, mlflow_fits, records
+from sweeps import fit, forecast, mlflow_fits, mlflow_runs
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport, quantity
 from sweeps.scaling.approaches import APPROACHES
@@ -43,12 +43,12 @@ def csv_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The same sweep as 20 cells of one MLflow parent."""
     uri = mlflow_store()
-    client = records.client(uri)
+    client = mlflow_runs.client(uri)
     artifacts = tmp_path_factory.mktemp("artifacts").as_uri()
     identity = client.create_experiment("fits", artifacts, tags={"mlflow.note.content": "Written by hand."})
     parent = client.create_run(identity, tags={"scalewright.kind": "sweep"}).info.run_id
     for r in table().runs:
-        records.log_run(
+        mlflow_runs.log_run(
             "fits", r.run, {"scalewright.kind": "cell", "scalewright.cell_id": r.run},
             {
                 "n_params": r.n_params, "d_tokens": r.d_tokens, "c_flops": r.c_flops, "budget_flops": r.budget,
@@ -131,7 +131,7 @@ def test_mlflow_and_csv_give_the_same_fit(report: FitReport, csv_file: Path) -> 
 
 
 def test_fit_runs_have_short_metrics_and_figures(report: FitReport, store: str) -> None:
-    client = records.client(store)
+    client = mlflow_runs.client(store)
     assert set(report.mlflow_run_ids) == set(report.analysis.results)
     for name, run_id in report.mlflow_run_ids.items():
         run = client.get_run(run_id)
@@ -145,12 +145,12 @@ def test_fit_runs_have_short_metrics_and_figures(report: FitReport, store: str) 
 
 
 def test_experiment_is_tagged_for_the_ui_and_keeps_its_note(report: FitReport, store: str) -> None:
-    tags = records.client(store).get_experiment_by_name("fits").tags
+    tags = mlflow_runs.client(store).get_experiment_by_name("fits").tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
     note = tags["mlflow.note.content"]
     assert note.startswith("Written by hand.") and "compare-runs" in note and "verdict" in note
     mlflow_fits.describe_fits("fits", ["x"], "second fit", store)
-    again = records.client(store).get_experiment_by_name("fits").tags["mlflow.note.content"]
+    again = mlflow_runs.client(store).get_experiment_by_name("fits").tags["mlflow.note.content"]
     assert again.startswith("Written by hand.") and again.count("## Last fit") == 1 and "second fit" in again
 
 
@@ -183,7 +183,7 @@ def test_forecast_check_says_inside_or_outside(report: FitReport) -> None:
 
 def test_forecast_is_written_down_then_scored(report: FitReport, store: str) -> None:
     made = forecast.log_forecast(forecast.make_forecast(report, 1.2e13), "fits", tracking_uri=store)
-    client = records.client(store)
+    client = mlflow_runs.client(store)
     run = client.get_run(made.mlflow_run_id)
     assert run.data.tags["scalewright.kind"] == "forecast"
     assert run.data.tags["scalewright.forecast_id"] == made.forecast_id

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lm.errors import ConfigError
-from sweeps import forecast_record, ledger, ledger_rows, records
+from sweeps import forecast_record, ledger, ledger_rows, mlflow_runs
 from sweeps.forecast_record import log_forecast, log_outcome
 from sweeps.forecasting import Forecast
 from sweeps.ledger import read_ledger, score, settle
@@ -35,7 +35,7 @@ def train(
     store: str, experiment: str, identity: str, val_loss: float | None, status: str | None = "FINISHED", **tags: str
 ) -> str:
     """A training run as recipes.pretrain leaves it; no status leaves it running."""
-    client = records.client(store)
+    client = mlflow_runs.client(store)
     run_id = client.create_run(
         client.get_experiment_by_name(experiment).experiment_id,
         tags={"scalewright.kind": "run", "scalewright.forecast_id": identity, **tags},
@@ -76,7 +76,7 @@ def test_a_forecast_is_held_against_its_run(
     decided = expected in ("inside", "outside", "diverged")
     assert settle([row], store) == decided
     assert settle(read_ledger(name, store), store) == 0  # once
-    logged = records.client(store).get_run(made.mlflow_run_id).data
+    logged = mlflow_runs.client(store).get_run(made.mlflow_run_id).data
     assert logged.tags["scalewright.training_run_id"] == run_id
     assert logged.metrics.get("inside") == ({"inside": 1.0}.get(expected, 0.0) if decided else None)
     if expected == "outside":
@@ -86,10 +86,10 @@ def test_a_forecast_is_held_against_its_run(
 
 
 def test_a_run_that_has_a_loss_gets_no_forecast_but_a_late_one(store: str) -> None:
-    records.client(store).create_experiment("begun")
+    mlflow_runs.client(store).create_experiment("begun")
     fresh, begun = train(store, "begun", "", None, None), train(store, "begun", "", 3.0, None)
     linked = log_forecast(planned("fresh"), "begun", tracking_uri=store, training_run_id=fresh)
-    client = records.client(store)
+    client = mlflow_runs.client(store)
     assert client.get_run(fresh).data.tags["scalewright.forecast_id"] == "fresh"
     assert client.get_run(linked.mlflow_run_id).data.tags["scalewright.training_run_id"] == fresh
     with pytest.raises(ConfigError, match="has logged a loss already"):
@@ -109,7 +109,7 @@ def test_a_run_that_has_a_loss_gets_no_forecast_but_a_late_one(store: str) -> No
 def test_a_loss_older_than_the_forecast_is_found_out(store: str) -> None:
     """Nobody asked log_forecast about the run, it was tagged afterwards: the times tell."""
     made = log_forecast(planned("sly"), "sly", tracking_uri=store)
-    client = records.client(store)
+    client = mlflow_runs.client(store)
     run_id = train(store, "sly", "sly", None, None)
     before = client.get_run(made.mlflow_run_id).info.start_time - 60_000
     client.log_metric(run_id, "val_loss", 3.0, timestamp=before, step=10)
@@ -157,9 +157,9 @@ class Dying:
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, store: str, allowed: int, action: Callable[[], Any]) -> bool:
     """Runs `action` with so many writes; whether it was cut off."""
-    dying = Dying(records.client(store), allowed)
+    dying = Dying(mlflow_runs.client(store), allowed)
     with monkeypatch.context() as patch:
-        for module in (records, forecast_record, ledger_rows):
+        for module in (mlflow_runs, forecast_record, ledger_rows):
             patch.setattr(module, "client", lambda uri=None: dying)
         try:
             action()
@@ -169,7 +169,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, store: str, allowed: int, action:
 
 
 def test_killed_at_any_write_nothing_is_doubled_or_lost(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    records.client(store).create_experiment("kills")
+    mlflow_runs.client(store).create_experiment("kills")
     cut = 0
     for allowed in range(20):
         name = f"k{allowed}"
@@ -186,7 +186,7 @@ def test_killed_at_any_write_nothing_is_doubled_or_lost(store: str, monkeypatch:
     assert allowed == 1
     row = next(r for r in read_ledger("kills", store) if r.forecast_id == "k0")
     assert row.status == "inside" and row.recorded
-    history = records.client(store).get_metric_history(row.forecast_run_id, "loss")
+    history = mlflow_runs.client(store).get_metric_history(row.forecast_run_id, "loss")
     assert [point.value for point in history] == [3.0]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sweeps.lr_report import fit_metrics, fit_params, log_lr_fit, lr_dict, lr_text, write_files
-from sweeps.records import client
+from sweeps.mlflow_runs import client
 from sweeps.scaling.lr_curve import LrRun
 from sweeps.scaling.lr_optimum import Optimum, fit_curves
 from sweeps.scaling.lr_transfer import MOVES, OPEN, SHIFTS, STAYS, LrAnalysis, analyse_lr

@@ -12,7 +12,7 @@ import pytest
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport
 from sweeps.mlflow_fits import fit_metrics
-from sweeps.records import client
+from sweeps.mlflow_runs import client
 from tests.plugins.mlflow_server import MLflowServer
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 

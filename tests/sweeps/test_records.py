@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sweeps import records
+from plugins.loggers import tracking
+from sweeps import mlflow_runs
 from sweeps.fit import warn_of_mixture
 from sweeps.records import read_runs
 from sweeps.where import row_filter
@@ -75,7 +76,7 @@ def test_missing_columns_and_files_are_named(csv_file: Path) -> None:
 @pytest.fixture(scope="module")
 def store() -> str:
     uri = mlflow_store()
-    client = records.client(uri)
+    client = mlflow_runs.client(uri)
     client.create_experiment("grid")
     cell(uri, "good", {"val_loss": 3.0})
     cell(uri, "again", {"val_loss": 2.0}, start=1)
@@ -101,8 +102,8 @@ def cell(
     parent: str = "sweep",
     start: int | None = None,
 ) -> str:
-    client = records.client(uri)
-    experiment = records.experiment_id(client, "grid")
+    client = mlflow_runs.client(uri)
+    experiment = mlflow_runs.experiment_id(client, "grid")
     tags = {"scalewright.kind": kind, "scalewright.cell_id": name, "scalewright.status": tag}
     run = client.create_run(experiment, start_time=start, tags={**tags, "mlflow.parentRunId": parent})
     for key, value in {
@@ -140,8 +141,8 @@ def test_all_sweeps_of_an_experiment_unless_one_is_named(store: str) -> None:
 
 
 def test_every_page_is_read(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PAGE", 3)
-    assert len(records.search_all(records.client(store), "grid")) == 11
+    monkeypatch.setattr(tracking, "PAGE", 3)
+    assert len(mlflow_runs.search_all(mlflow_runs.client(store), "grid")) == 11
 
 
 def test_unknown_experiment_is_named(store: str) -> None:
