@@ -150,11 +150,10 @@ def test_numbers_go_into_folders_that_are_made(tmp_path: Path, capsys: pytest.Ca
 def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path / "a.json", "old")
 
-    def full(self: Path, *args: object, **kwargs: object) -> int:
-        self.touch()
-        raise OSError(28, "No space left on device", str(self))
+    def full(file: object) -> None:
+        raise OSError(28, "No space left on device", str(file))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("lm.data.files.sync", full)  # the bytes are there, the disk takes them no more
     assert exit_status(lambda: write_text(tmp_path / "a.json", "new")) == 2
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"] and (tmp_path / "a.json").read_text() == "old"
 
