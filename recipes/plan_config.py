@@ -110,6 +110,8 @@ def _model(values: Any) -> ModelConfig:
         raise ConfigError(f"model.shape {shape!r} is unknown; take one of {', '.join(SHAPES)}, or give the fields")
     if shape is not None:
         base = {field.name: getattr(SHAPES[shape], field.name) for field in fields(ModelConfig)}
+        if {"d_model", "n_heads"} & rest.keys():
+            del base["d_head"]  # it follows from the two, unless given
         rest = {**base, **rest}
     missing = [field.name for field in fields(ModelConfig) if field.default is MISSING and field.name not in rest]
     if missing:

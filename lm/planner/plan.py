@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from lm.config import ModelConfig
+from lm.data.epochs import MAX_EPOCHS
 from lm.plan import FLOP_CONVENTIONS, count_parameters, training_flops
 from lm.planner import reliability
 from lm.planner.activations import logits_bytes
@@ -18,7 +19,6 @@ from lm.planner.search import Candidate, Choice, search
 from lm.planner.timing import attention_share, layout_transfers, seconds_of
 
 HOUR_SECONDS = 3600.0
-MOST_EPOCHS = 4.0  # lm.data.epochs warns above
 
 
 def make_plan(job: Job) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def data_values(job: Job) -> dict[str, Any]:
         "id_bytes": value_bytes,
         "shards_bytes": value_bytes * job.tokens,
         "sources": rows,
-        "repeated": [row["source"] for row in rows if row["epochs"] > MOST_EPOCHS],
+        "repeated": [row["source"] for row in rows if row["epochs"] > MAX_EPOCHS],
     }
 
 

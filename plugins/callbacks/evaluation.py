@@ -15,7 +15,7 @@ from lm.errors import ConfigError
 from lm.evaluation.questions import Question, answer_log_probability, read_questions
 from lm.evaluation.text import read_documents, score_file
 from lm.loss import IGNORE
-from plugins.callbacks.samples import evaluating
+from plugins.callbacks.samples import due, evaluating
 
 
 class Evaluation(Callback):
@@ -64,10 +64,7 @@ class Evaluation(Callback):
             read_documents(path)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and (
-            step % self.every_n_steps == 0 or step == trainer.max_steps
-        ):
+        if due(trainer, batch_idx, self.every_n_steps):
             pl_module.record(self.scores(trainer, batch["input_ids"].shape[1]))
 
     def scores(self, trainer: Any, window: int) -> dict[str, float]:

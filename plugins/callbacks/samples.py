@@ -56,10 +56,7 @@ class Samples(Callback):
         self._tokenizer = load_tokenizer(folder)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and (
-            step % self.every_n_steps == 0 or step == trainer.max_steps
-        ):
+        if due(trainer, batch_idx, self.every_n_steps):
             texts = self.texts(trainer, batch["input_ids"].shape[1])
             if trainer.is_global_zero:
                 self._write(trainer, texts)
@@ -110,6 +107,13 @@ def _batch(rows: list[list[int]], width: int, device: torch.device) -> dict[str,
     recent = [row[-width:] for row in rows]
     ids = torch.tensor([row + [0] * (width - len(row)) for row in recent], device=device)
     return {"input_ids": ids, "at": torch.tensor([len(row) - 1 for row in recent], device=device)}
+
+
+def due(trainer: Any, batch_idx: int, every_n_steps: int) -> bool:
+    """After this micro-batch: an optimizer step is complete, and it is an every_n_steps-th or the run's last."""
+    step = trainer.global_step
+    complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+    return complete and (step % every_n_steps == 0 or step == trainer.max_steps)
 
 
 @contextmanager

@@ -295,3 +295,11 @@ def test_plots_are_drawn(plan, tmp_path: Path) -> None:
     paths = plot(plan, tmp_path / "plots")
     assert [path.name for path in paths] == ["memory.png", "time.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in paths)
+
+
+def test_a_named_shape_made_narrower_keeps_whole_heads(tmp_path: Path, capsys) -> None:
+    """The head size follows from width and heads; it does not stay that of the named shape."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(override(SMALL, {"model": {"shape": "llama_2_7b", "d_model": 2048}})))
+    assert main(["--config", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["d_head"] == 64
