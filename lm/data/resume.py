@@ -20,7 +20,8 @@ def plan_fingerprint(plan: DataPlan) -> dict[str, Any]:
         for stage in plan.stages
     ]
     ramp = {"batch_ramp": [list(point) for point in plan.batch_ramp]} if plan.batch_ramp else {}
-    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages, **ramp}
+    packing = {"packing": plan.packing} if plan.packing != "cut" else {}
+    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages, **ramp, **packing}
 
 
 def check_fingerprint(
@@ -49,7 +50,8 @@ def plan_from(fingerprint: Mapping[str, Any]) -> DataPlan:
     """The plan that a fingerprint was made of."""
     stages = tuple(Stage(s["from_tokens"], s["sequence_length"], s["weights"]) for s in fingerprint["stages"])
     ramp = tuple((int(tokens), int(batch)) for tokens, batch in fingerprint.get("batch_ramp", ()))
-    return DataPlan(fingerprint["seed"], fingerprint["global_batch_tokens"], stages, ramp)
+    packing = fingerprint.get("packing", "cut")
+    return DataPlan(fingerprint["seed"], fingerprint["global_batch_tokens"], stages, ramp, packing)
 
 
 def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], step: int) -> str | None:
@@ -57,6 +59,9 @@ def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], step:
     for key in ("seed",) if any(ramps) else ("seed", "global_batch_tokens"):
         if saved[key] != current[key]:
             return f"{key} is {current[key]}, was {saved[key]}"
+    old_packing, new_packing = (plan.get("packing", "cut") for plan in (saved, current))
+    if old_packing != new_packing:
+        return f"packing is {new_packing}, was {old_packing}"
     old_ramp, new_ramp = (_batches_until(plan_from(plan), step) for plan in (saved, current))
     if old_ramp != new_ramp:
         return f"batch_ramp up to here is {new_ramp}, was {old_ramp}"
