@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from lm.data.changes import StageChange, stages_of
 from lm.data.dropped import with_ranges
 from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
+from lm.data.fragmentation import FragmentationRow, fragmentation_rows
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
 from lm.data.order import DataOrder
@@ -51,8 +52,8 @@ class TokenDataModule(LightningDataModule):
         validation_batch_size: windows a rank validates at once; null: the micro-batch, at least 8,192 tokens.
         batch_ramp: [from_tokens, batch_tokens] pairs: from that many training tokens on, a step takes so many. Begins
             at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
-        packing: cut: documents one after the other, cut every T tokens. best_fit: no document of at most T tokens is cut,
-            windows are padded; a plan's tokens are then positions. Validation reads the same windows under both.
+        packing: cut: documents one after the other, cut every T tokens. best_fit: no document of at most T tokens
+            is cut, windows are padded; a plan's tokens are positions. Validation reads the same windows under both.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
@@ -215,6 +216,10 @@ class TokenDataModule(LightningDataModule):
             max_steps = -1 if self.trainer is None else self.trainer.max_steps
             total_tokens = self.plan.ramp.tokens(max(max_steps, 0))
         return epoch_rows(self.manifest, self.order, total_tokens)
+
+    def fragmentation(self) -> list[FragmentationRow]:
+        """Per source and sequence length: documents that windows cut, and padding; one pass over the document ends."""
+        return fragmentation_rows(self.manifest, self.plan, self.order.packed)
 
     def _warn_of_repeats(self) -> None:
         if self._fitting() is not None and self._rank_and_world()[0] == 0:

@@ -9,6 +9,8 @@ Examples:
   python -m recipes.data table --dir data/demo
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
+  python -m recipes.data table --dir data/demo --sequence-length 1024 --packing best_fit
+  python -m recipes.data lengths --dir data/demo
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 
@@ -49,6 +52,15 @@ def build_parser() -> argparse.ArgumentParser:
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
     table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    table.add_argument("--sequence-length", type=int, help="T: also documents cut and padding of windows so long")
+    table.add_argument("--packing", choices=PACKINGS, default="cut", help="as data.packing; best_fit makes its index")
+    lengths = add(
+        "lengths",
+        "tokens a document, by source",
+        "Percentiles of document lengths, and the share of the tokens in long documents; train split.",
+    )
+    lengths.add_argument("--dir", required=True, type=Path, help="prepared data folder")
+    lengths.add_argument("--json", action="store_true", help="print the figures as JSON")
     funnel = add(
         "funnel",
         "what each stage took",
@@ -169,22 +181,47 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
     print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
 
 
-def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
-    """Print the epoch table of a data folder, and warnings above 4 epochs."""
+def print_lengths(folder: Path, as_json: bool) -> None:
+    """Print how long the documents of each source are."""
+    import dataclasses
+    import json
+
+    from lm.data.fragmentation import format_lengths, length_row
+    from lm.data.shards import load_manifest
+
+    manifest = load_manifest(folder)
+    rows = [length_row(manifest, name) for name in manifest.source_names]
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else format_lengths(rows))
+
+
+def print_table(
+    folder: Path, tokens: float | None, weights: str | None, sequence_length: int | None = None, packing: str = "cut"
+) -> None:
+    """Print the epoch table of a data folder, and warnings above 4 epochs; what windows do to documents if asked."""
     from lm.data.epochs import epoch_rows, format_table, repeat_warnings
+    from lm.data.fragmentation import format_fragmentation, fragmentation_rows
     from lm.data.order import DataOrder
+    from lm.data.packing import packed_counts
     from lm.data.plan import DataPlan, Stage
     from lm.data.shards import load_manifest
     from lm.data.slices import train_tokens
 
     if tokens is not None and not 0 < tokens < float("inf"):
         raise ConfigError(f"--tokens must be positive, got {tokens:g}")
+    if sequence_length is not None and sequence_length < 1:
+        raise ConfigError(f"--sequence-length must be at least 1, got {sequence_length}")
+    if packing != "cut" and sequence_length is None:
+        raise ConfigError(f"--packing {packing} needs --sequence-length: windows are packed for one length")
     manifest = load_manifest(folder)
     available = manifest.tokens("train")
     mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
-    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), train_tokens(manifest, mix))
+    T = sequence_length or 1
+    plan = DataPlan(0, T, (Stage(0, T, mix),), packing=packing)
+    order = DataOrder(plan, train_tokens(manifest, mix), packed=packed_counts(manifest, plan))
     rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
     print(format_table(rows))
+    if sequence_length is not None:
+        print(f"\n{format_fragmentation(packing, fragmentation_rows(manifest, plan, order.packed))}")
     for line in repeat_warnings(rows):
         print(f"warning: {line}", file=sys.stderr)
 
@@ -216,8 +253,12 @@ def main(argv: list[str] | None = None) -> int:
             run_verify(arguments.dir)
         elif arguments.command == "funnel":
             print_funnel(arguments.dir, arguments.samples, arguments.json)
+        elif arguments.command == "lengths":
+            print_lengths(arguments.dir, arguments.json)
         else:
-            print_table(arguments.dir, arguments.tokens, arguments.weights)
+            print_table(
+                arguments.dir, arguments.tokens, arguments.weights, arguments.sequence_length, arguments.packing
+            )
 
     return exit_status(command, "stopped; the same command goes on from the last finished part")
 

@@ -1,9 +1,10 @@
 """Best-fit-decreasing packing of documents into windows, by the lengths alone. numpy only.
 
 Ding et al. 2024 ("Fewer truncations improve language modeling", arXiv 2404.10830), section 3: a document longer than
-the window is cut into whole windows, and what is left of it, like every shorter document, is a piece; the pieces, longest
-first, go each to the fullest window that still has room. Here all pieces of one length are placed together, and all
-windows with the same room are one class, so the cost grows with the number of distinct lengths and not of documents.
+the window is cut into whole windows, and what is left of it, like every shorter document, is a piece; the pieces, the
+longest first, go each to the fullest window that still has room. Here all pieces of one length are placed together,
+and all windows with the same room are one class, so the cost grows with the number of distinct lengths and not of
+documents.
 """
 
 from __future__ import annotations

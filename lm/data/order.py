@@ -98,8 +98,8 @@ class DataOrder:
     Args:
         plan: stages and weights.
         source_tokens: tokens of each source's train split, in the order that source indices refer to.
-        packed: of a plan that packs, the windows of each (source, sequence length) it draws from; None: the windows of a
-            source are its tokens cut every T.
+        packed: of a plan that packs, the windows of each (source, sequence length) it draws from; None: a
+            source's tokens are cut every T.
         skipped: [start, stop) ranges of k that the stream jumps over (batches dropped after a roll-back). A stage lasts
             its planned number of steps all the same: it takes as many further samples as were skipped in it.
 

@@ -1,8 +1,9 @@
 """Batches of windows made by best-fit packing, with the interface of lm.data.windows.
 
-A window is whole documents and pieces of documents that are longer than it, then padding. Each piece has its own document
-id, so attention and positions start anew; the label of an input is the next id of its document, also where that lies in
-another window. End-of-text and padding have none. Padding is end-of-text ids under a document id of their own.
+A window is whole documents and pieces of documents that are longer than it, then padding. Each piece has its own
+document id, so attention and positions start anew; the label of an input is the next id of its document, also where
+that lies in another window. End-of-text and padding have none. Padding is end-of-text ids under a document id of
+their own.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class PackedReader(WindowReader):
         """As of WindowReader, and `padding`: positions of the batch that hold no token."""
         inputs = np.full((len(source), sequence_length), self.eot_id, dtype=np.int64)
         documents = np.empty(inputs.shape, dtype=np.int32)
-        following: list[tuple[int, int, int]] = []  # row, column, id: label of the end of a piece that goes on elsewhere
+        # Row, column, id: the label of the last input of a piece whose document goes on elsewhere.
+        following: list[tuple[int, int, int]] = []
         padding = 0
         for row, (index, number) in enumerate(zip(source.tolist(), window.tolist(), strict=True)):
             stream = self._stream(index, sequence_length)

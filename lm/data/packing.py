@@ -3,10 +3,11 @@
 DIR/<source>/<split>/shard-00000.packed-<T>-<key>    int64: 8 counts, then for W windows and P pieces
     first_piece [W + 1], tokens [W], labels [W], start [P], length [P]
 
-A window is the pieces [first_piece[w], first_piece[w + 1]); a piece is `length` ids from `start` of its shard on. The key
-names the shard's content, the length T and the range of document lengths, so an index is never read for another shard.
-Shards are packed one by one: memory is bounded by the documents of one shard, and an interrupted pass goes on with the
-next shard.
+A window is the pieces [first_piece[w], first_piece[w + 1]); a piece is `length` ids from `start` of its shard on. The
+key names the shard's content, the length T and the range of document lengths, so an index is never read for another
+shard.
+Shards are packed one by one: memory is bounded by the documents of one shard, and an interrupted pass goes on with
+the next shard.
 """
 
 from __future__ import annotations

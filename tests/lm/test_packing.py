@@ -1,4 +1,4 @@
-"""Best-fit packing: every token once an epoch, no short document cut, the order a function of k, padding without loss."""
+"""Best-fit packing: every token once an epoch, no short document cut, order a function of k, padding without loss."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def packed(path: Path, **changes) -> TokenDataModule:
 def windows_of(path: Path, source: str, epochs: int = 1, sequence_length: int = T) -> dict[str, torch.Tensor]:
     """All rows of the first epochs of one source, joined."""
     count = PackedStream(load_manifest(path), source, "train", sequence_length).counts.windows
-    data = attach(packed(path, weights={source: 1}, global_batch_tokens=sequence_length, sequence_length=sequence_length))
+    data = attach(
+        packed(path, weights={source: 1}, global_batch_tokens=sequence_length, sequence_length=sequence_length)
+    )
     batches = list(itertools.islice(data.train_dataloader(), count * epochs))
     return {key: torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels", "document_ids")}
 
@@ -186,7 +188,7 @@ def test_a_resume_goes_on_and_dropped_ranges_are_jumped_over(tmp_path: Path) -> 
     folder, settings = tmp_path / "d", {"packing": "best_fit"}
     whole = fit(folder, 8, **settings)[0].by_step()
     fit(folder, 5, callbacks=[SaveAt(tmp_path / "a.ckpt", 5)], **settings)
-    module, data, _ = fit(folder, 8, tmp_path / "a.ckpt", micro_batch_size=2, **settings)
+    module, _, _ = fit(folder, 8, tmp_path / "a.ckpt", micro_batch_size=2, **settings)
     assert sorted(module.by_step()) == [5, 6, 7]
     assert all(torch.equal(ids, whole[step]) for step, ids in module.by_step().items())
     with pytest.raises(ConfigError, match="packing is cut, was best_fit"):
@@ -243,7 +245,7 @@ def test_a_later_stage_packs_its_own_windows(numbered) -> None:
 
 
 def test_the_loss_is_that_of_the_documents_without_padding(numbered) -> None:
-    path, documents = numbered
+    path, _ = numbered
     config = ModelConfig(vocab_size=load_manifest(path).vocab_size, d_model=32, n_layers=2, n_heads=2)
     with torch.device("meta"):
         model = Llama(config)
@@ -290,7 +292,7 @@ def test_the_index_is_made_once_and_known_by_its_key(numbered, tmp_path: Path) -
     attach(packed(tmp_path / "d", weights={"web[>=9]": 1}))
     assert len(list(folder.glob("*.packed-*"))) == 3 * len(made)
     gone.write_bytes(made[gone][:-8])
-    with pytest.raises(DataError, match="is damaged .*; delete it"):
+    with pytest.raises(DataError, match=r"is damaged .*; delete it"):
         attach(packed(tmp_path / "d"))
 
 
@@ -329,5 +331,5 @@ def test_mistakes_are_one_line(numbered, monkeypatch: pytest.MonkeyPatch) -> Non
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("lm.data.packing._write", refuse)
-    with pytest.raises(DataError, match="cannot write the index .*Permission denied; make it once where"):
+    with pytest.raises(DataError, match=r"cannot write the index .*Permission denied; make it once where"):
         attach(packed(path, sequence_length=32))
