@@ -11,6 +11,7 @@ Examples:
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
   python -m recipes.data table --dir data/demo --sequence-length 1024 --packing best_fit
   python -m recipes.data lengths --dir data/demo
+  python -m recipes.data tokenizer --dir data/demo --language code=code
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
+from recipes import data_tokenizer
 from recipes.command import command_parser, exit_status
 
 
@@ -69,6 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
     funnel.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     funnel.add_argument("--samples", action="store_true", help="also up to ten documents a rule")
     funnel.add_argument("--json", action="store_true", help="print funnel.json")
+    report = add(
+        "tokenizer",
+        "what the tokenizer makes of the text",
+        "Per source and language: bytes a token, single-byte tokens, what a language costs; use of the vocabulary.",
+    )
+    data_tokenizer.add_options(report)
     verify = add(
         "verify",
         "read every shard and compare its hash",
@@ -115,10 +123,11 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     for name, options in raw["sources"].items():
         if not isinstance(options, dict) or "kind" not in options:
             raise DataError(f"source '{name}' in {path} needs a kind")
-        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages")}
+        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages", "language")}
         stages = stage_specs(options.get("stages") or [], f"source '{name}' in {path}")
         licence = str(options.get("licence", "not stated"))
-        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages))
+        language = str(options["language"]) if options.get("language") else None
+        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages, language))
     numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens") if key in raw}
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
@@ -253,6 +262,8 @@ def main(argv: list[str] | None = None) -> int:
             run_verify(arguments.dir)
         elif arguments.command == "funnel":
             print_funnel(arguments.dir, arguments.samples, arguments.json)
+        elif arguments.command == "tokenizer":
+            data_tokenizer.run(arguments)
         elif arguments.command == "lengths":
             print_lengths(arguments.dir, arguments.json)
         else:

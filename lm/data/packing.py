@@ -29,7 +29,7 @@ from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
 from lm.data.slices import Slice, parse_slice
 
-# Of the file and of the packing: with another one, runs that were packed by this one could not be resumed.
+# Of the file and of the packing; in the fingerprint of a run, which resumes under the same one only.
 VERSION = 1
 _DTYPE = np.dtype("<i8")
 
