@@ -12,7 +12,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lm.data.epochs import format_stages, format_table
 from lm.data.flops import flops_until
-from lm.data.fragmentation import format_fragmentation, total_fragmentation
+from lm.data.fragmentation import format_fragmentation
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.callbacks import run_lock
@@ -112,7 +112,7 @@ def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
     data, config, optim = trainer.datamodule, module.model_config, module.optim_config
     counts = count_parameters(config)
     tokens = data.tokens_trained(trainer.max_steps)
-    cut, padding = total_fragmentation(data.fragmentation())
+    rows = data.fragmentation()
     flops = flops_until(config, data.plan, trainer.max_steps)
     return {
         "n_params": n_params(config),
@@ -133,8 +133,8 @@ def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
         "sequence_length": data.sequence_length,
         "global_batch_tokens": data.global_batch_tokens,
         "packing": data.packing,
-        "documents_cut": cut,  # share of them
-        "padding": padding,  # share of the positions; FLOPs count them, tokens do not
+        "documents_cut": sum(row.cut for row in rows) / max(1, sum(row.documents for row in rows)),
+        "padding": 1 - tokens / data.plan.ramp.tokens(trainer.max_steps),  # FLOPs count it, tokens do not
         "lr": optim.lr,
         "weight_decay": optim.weight_decay,
         "schedule": optim.schedule.kind,

@@ -56,13 +56,6 @@ def fragmentation_rows(manifest: Manifest, plan: DataPlan, packed: PackedWindows
     return rows
 
 
-def total_fragmentation(rows: Sequence[FragmentationRow]) -> tuple[float, float]:
-    """(share of the documents that are cut, share of the positions that is padding) over some rows."""
-    positions = sum(row.windows * row.sequence_length for row in rows)
-    padding = sum(row.padding * row.windows * row.sequence_length for row in rows)
-    return sum(row.cut for row in rows) / max(1, sum(row.documents for row in rows)), padding / max(1, positions)
-
-
 def format_fragmentation(packing: str, rows: Sequence[FragmentationRow]) -> str:
     """The rows as aligned text, under the packing that they belong to."""
     header = ("source", "sequence length", "documents", "cut", "cut, %", "windows", "padding, %")
