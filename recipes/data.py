@@ -63,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     lengths.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     lengths.add_argument("--json", action="store_true", help="print the figures as JSON")
+    lengths.add_argument("--plot", type=Path, metavar="FILE", help="also draw them: .png, .svg or .pdf")
     funnel = add(
         "funnel",
         "what each stage took",
@@ -190,8 +191,8 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
     print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
 
 
-def print_lengths(folder: Path, as_json: bool) -> None:
-    """Print how long the documents of each source are."""
+def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:
+    """Print how long the documents of each source are, and draw it."""
     import dataclasses
     import json
 
@@ -199,7 +200,13 @@ def print_lengths(folder: Path, as_json: bool) -> None:
     from lm.data.shards import load_manifest
 
     manifest = load_manifest(folder)
+    if plot is not None and (plot.suffix not in (".png", ".svg", ".pdf") or not plot.parent.is_dir()):
+        raise ConfigError(f"--plot {plot}: must end in .png, .svg or .pdf, in a folder that exists")
     rows = [length_row(manifest, name) for name in manifest.source_names]
+    if plot is not None:
+        from lm.data.lengths_plot import plot_lengths
+
+        plot_lengths(rows, plot)
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else format_lengths(rows))
 
 
@@ -265,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.command == "tokenizer":
             data_tokenizer.run(arguments)
         elif arguments.command == "lengths":
-            print_lengths(arguments.dir, arguments.json)
+            print_lengths(arguments.dir, arguments.json, arguments.plot)
         else:
             print_table(
                 arguments.dir, arguments.tokens, arguments.weights, arguments.sequence_length, arguments.packing

@@ -12,7 +12,7 @@ from lm.data.epochs import aligned
 from lm.data.packing import PackedCounts
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest, TokenStream
-from lm.data.slices import Slice, base_of, parse_slice
+from lm.data.slices import Slice, base_of, parse_slice, short_length
 
 Int64Array = NDArray[np.int64]
 PERCENTILES = (10, 50, 90, 99)
@@ -144,11 +144,8 @@ def format_lengths(rows: Sequence[LengthRow]) -> str:
     ]
     powers = sorted({power for row in rows for power in row.at_least})
     shares = [(row.source, *(f"{100 * row.at_least.get(power, (0, 0))[1]:.1f}" for power in powers)) for row in rows]
+    names = ("source", *map(short_length, powers))
     return (
         f"tokens a document, end-of-text included\n{aligned([header, *body])}\n\n"
-        f"% of the tokens in documents of at least so many\n{aligned([('source', *map(_short, powers)), *shares])}"
+        f"% of the tokens in documents of at least so many\n{aligned([names, *shares])}"
     )
-
-
-def _short(tokens: int) -> str:
-    return f"{tokens >> 10}k" if tokens >= 1024 else str(tokens)

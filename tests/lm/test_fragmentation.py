@@ -72,6 +72,11 @@ def test_lengths_of_a_source(folder, capsys: pytest.CaptureFixture[str]) -> None
     assert data_command(["lengths", "--dir", str(path)]) == 0
     text = capsys.readouterr().out
     assert f"{row.at_least[512][1]:.1%}"[:-1] in next(line for line in text.split("\n")[5:] if line.startswith("long"))
+    plot = path.parent / "lengths.svg"
+    assert data_command(["lengths", "--dir", str(path), "--plot", str(plot)]) == 0
+    assert "<svg" in plot.read_text()
+    assert data_command(["lengths", "--dir", str(path), "--plot", "lengths.txt"]) == 2
+    assert "must end in .png, .svg or .pdf" in capsys.readouterr().err
     assert length_row(load_manifest(path), "long[>=500]").documents == (lengths >= 500).sum()
 
 
