@@ -15,16 +15,19 @@ from torch.utils.data import DataLoader
 from lm.data.changes import StageChange, stages_of
 from lm.data.dropped import with_ranges
 from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
+from lm.data.fragmentation import FragmentationRow, fragmentation_rows
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
 from lm.data.order import DataOrder
+from lm.data.packed_windows import reader_of
+from lm.data.packing import packed_counts
 from lm.data.plan import DataPlan, Stage
 from lm.data.ramp import BatchRamp
 from lm.data.resume import align_progress, change_accumulation, check_fingerprint, plan_fingerprint
 from lm.data.shards import load_manifest
 from lm.data.slices import base_of, train_tokens
 from lm.data.streams import Layout, TrainStream
-from lm.data.windows import Batch, WindowReader
+from lm.data.windows import Batch
 from lm.errors import ConfigError
 
 # Says what its owner changes in later stages, given the tokens that steps take.
@@ -49,6 +52,8 @@ class TokenDataModule(LightningDataModule):
         validation_batch_size: windows a rank validates at once; null: the micro-batch, at least 8,192 tokens.
         batch_ramp: [from_tokens, batch_tokens] pairs: from that many training tokens on, a step takes so many. Begins
             at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
+        packing: cut: documents one after the other, cut every T tokens. best_fit: no document of at most T tokens
+            is cut, windows are padded; a plan's tokens are positions. Validation reads the same windows under both.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
@@ -71,8 +76,10 @@ class TokenDataModule(LightningDataModule):
         validation_batch_size: int | None = None,
         num_workers: int = 0,
         batch_ramp: Sequence[Sequence[float]] | None = None,
+        packing: str = "cut",
     ) -> None:
         super().__init__()
+        self.packing = packing
         self.batch_ramp = BatchRamp(batch_ramp).points if batch_ramp else ()
         self.dir = Path(dir)
         self.sequence_length = sequence_length
@@ -169,10 +176,16 @@ class TokenDataModule(LightningDataModule):
         given = [StageChange(stage.from_tokens, stage.sequence_length, stage.weights) for stage in self.later_stages]
         changes = {owner: contribution(ramp) for owner, contribution in self._contributions.items()}
         stages = stages_of(first, ramp, {"data.stages": given, **changes})
-        return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp)
+        return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp, self.packing)
 
     def _make_order(self) -> DataOrder:
-        return DataOrder(self.plan, train_tokens(self.manifest, self.plan.source_names()), self.skipped)
+        tokens = train_tokens(self.manifest, self.plan.source_names())
+        return DataOrder(self.plan, tokens, self.skipped, packed_counts(self.manifest, self.plan))
+
+    def tokens_trained(self, step: int) -> int:
+        """Tokens before a 0-based step; padding, counted at its mean over a source's windows, is not among them."""
+        positions = self.plan.ramp.tokens(step)
+        return positions if self.packing == "cut" else round(sum(self.order.tokens_drawn(positions).values()))
 
     def _set_layout(self) -> None:
         world_size = self._rank_and_world()[1]
@@ -203,6 +216,10 @@ class TokenDataModule(LightningDataModule):
             max_steps = -1 if self.trainer is None else self.trainer.max_steps
             total_tokens = self.plan.ramp.tokens(max(max_steps, 0))
         return epoch_rows(self.manifest, self.order, total_tokens)
+
+    def fragmentation(self) -> list[FragmentationRow]:
+        """Per source and sequence length: documents that windows cut, and padding; one pass over the document ends."""
+        return fragmentation_rows(self.manifest, self.plan, self.order.packed)
 
     def _warn_of_repeats(self) -> None:
         if self._fitting() is not None and self._rank_and_world()[0] == 0:
@@ -237,7 +254,7 @@ class TokenDataModule(LightningDataModule):
         step = self._position()
         return {
             "step": step,
-            "tokens": self.plan.ramp.tokens(step),
+            "tokens": self.tokens_trained(step),
             "samples": int(self.order.step_samples(step)[0]),
             "skipped": [list(pair) for pair in self.order.skipped],
             "accumulate": self.accumulate,
@@ -287,7 +304,7 @@ class TokenDataModule(LightningDataModule):
     def train_dataloader(self) -> StreamLoader:
         """Micro-batches from the trainer's current step on: input_ids, labels, document_ids, source, loss_tokens."""
         self._warn_of_repeats()  # here all stages are known, also those of a resumed run
-        reader = WindowReader(self.manifest, "train", self.order.source_names)
+        reader = reader_of(self.packing, self.manifest, "train", self.order.source_names)
         rank, world_size = self._rank_and_world()
         layout = Layout(rank, world_size, self.accumulate, by_batch(self.plan, world_size, self.micro_batch_size))
         stream = TrainStream(self.order, reader, layout)

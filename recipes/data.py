@@ -9,6 +9,9 @@ Examples:
   python -m recipes.data table --dir data/demo
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
+  python -m recipes.data table --dir data/demo --sequence-length 1024 --packing best_fit
+  python -m recipes.data lengths --dir data/demo
+  python -m recipes.data tokenizer --dir data/demo --language code=code
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
+from recipes import data_tokenizer
 from recipes.command import command_parser, exit_status
 
 
@@ -49,6 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
     table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
     table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    table.add_argument("--sequence-length", type=int, help="T: also documents cut and padding of windows so long")
+    table.add_argument("--packing", choices=PACKINGS, default="cut", help="as data.packing; best_fit makes its index")
+    lengths = add(
+        "lengths",
+        "tokens a document, by source",
+        "Percentiles of document lengths, and the share of the tokens in long documents; train split.",
+    )
+    lengths.add_argument("--dir", required=True, type=Path, help="prepared data folder")
+    lengths.add_argument("--json", action="store_true", help="print the figures as JSON")
+    lengths.add_argument("--plot", type=Path, metavar="FILE", help="also draw them: .png, .svg or .pdf")
     funnel = add(
         "funnel",
         "what each stage took",
@@ -57,6 +72,12 @@ def build_parser() -> argparse.ArgumentParser:
     funnel.add_argument("--dir", required=True, type=Path, help="prepared data folder")
     funnel.add_argument("--samples", action="store_true", help="also up to ten documents a rule")
     funnel.add_argument("--json", action="store_true", help="print funnel.json")
+    report = add(
+        "tokenizer",
+        "what the tokenizer makes of the text",
+        "Per source and language: bytes a token, single-byte tokens, what a language costs; use of the vocabulary.",
+    )
+    data_tokenizer.add_options(report)
     verify = add(
         "verify",
         "read every shard and compare its hash",
@@ -103,10 +124,11 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     for name, options in raw["sources"].items():
         if not isinstance(options, dict) or "kind" not in options:
             raise DataError(f"source '{name}' in {path} needs a kind")
-        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages")}
+        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages", "language")}
         stages = stage_specs(options.get("stages") or [], f"source '{name}' in {path}")
         licence = str(options.get("licence", "not stated"))
-        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages))
+        language = str(options["language"]) if options.get("language") else None
+        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages, language))
     numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens") if key in raw}
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
@@ -169,22 +191,53 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
     print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
 
 
-def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
-    """Print the epoch table of a data folder, and warnings above 4 epochs."""
+def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:
+    """Print how long the documents of each source are, and draw it."""
+    import dataclasses
+    import json
+
+    from lm.data.fragmentation import format_lengths, length_row
+    from lm.data.shards import load_manifest
+
+    manifest = load_manifest(folder)
+    if plot is not None and (plot.suffix not in (".png", ".svg", ".pdf") or not plot.parent.is_dir()):
+        raise ConfigError(f"--plot {plot}: must end in .png, .svg or .pdf, in a folder that exists")
+    rows = [length_row(manifest, name) for name in manifest.source_names]
+    if plot is not None:
+        from lm.data.lengths_plot import plot_lengths
+
+        plot_lengths(rows, plot)
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else format_lengths(rows))
+
+
+def print_table(
+    folder: Path, tokens: float | None, weights: str | None, sequence_length: int | None = None, packing: str = "cut"
+) -> None:
+    """Print the epoch table of a data folder, and warnings above 4 epochs; what windows do to documents if asked."""
     from lm.data.epochs import epoch_rows, format_table, repeat_warnings
+    from lm.data.fragmentation import format_fragmentation, fragmentation_rows
     from lm.data.order import DataOrder
+    from lm.data.packing import packed_counts
     from lm.data.plan import DataPlan, Stage
     from lm.data.shards import load_manifest
     from lm.data.slices import train_tokens
 
     if tokens is not None and not 0 < tokens < float("inf"):
         raise ConfigError(f"--tokens must be positive, got {tokens:g}")
+    if sequence_length is not None and sequence_length < 1:
+        raise ConfigError(f"--sequence-length must be at least 1, got {sequence_length}")
+    if packing != "cut" and sequence_length is None:
+        raise ConfigError(f"--packing {packing} needs --sequence-length: windows are packed for one length")
     manifest = load_manifest(folder)
     available = manifest.tokens("train")
     mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
-    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), train_tokens(manifest, mix))
+    T = sequence_length or 1
+    plan = DataPlan(0, T, (Stage(0, T, mix),), packing=packing)
+    order = DataOrder(plan, train_tokens(manifest, mix), packed=packed_counts(manifest, plan))
     rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
     print(format_table(rows))
+    if sequence_length is not None:
+        print(f"\n{format_fragmentation(packing, fragmentation_rows(manifest, plan, order.packed))}")
     for line in repeat_warnings(rows):
         print(f"warning: {line}", file=sys.stderr)
 
@@ -216,8 +269,14 @@ def main(argv: list[str] | None = None) -> int:
             run_verify(arguments.dir)
         elif arguments.command == "funnel":
             print_funnel(arguments.dir, arguments.samples, arguments.json)
+        elif arguments.command == "tokenizer":
+            data_tokenizer.run(arguments)
+        elif arguments.command == "lengths":
+            print_lengths(arguments.dir, arguments.json, arguments.plot)
         else:
-            print_table(arguments.dir, arguments.tokens, arguments.weights)
+            print_table(
+                arguments.dir, arguments.tokens, arguments.weights, arguments.sequence_length, arguments.packing
+            )
 
     return exit_status(command, "stopped; the same command goes on from the last finished part")
 

@@ -12,6 +12,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lm.data.epochs import format_stages, format_table
 from lm.data.flops import flops_until
+from lm.data.fragmentation import format_fragmentation
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.callbacks import run_lock
@@ -95,17 +96,23 @@ class RunRecord(SaveConfigCallback):
 
 
 def reading_of(trainer: Any) -> str:
-    """Stages and epoch table of a run, as text."""
+    """Stages, epoch table and fragmentation of a run, as text."""
     data = trainer.datamodule
     total = data.plan.ramp.tokens(trainer.max_steps)
-    return f"{format_stages(data.plan, total)}\n\n{format_table(data.epoch_table(total))}"
+    parts = [
+        format_stages(data.plan, total),
+        format_table(data.epoch_table(total)),
+        format_fragmentation(data.packing, data.fragmentation()),
+    ]
+    return "\n\n".join(parts)
 
 
 def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
     """Parameters of the run under the names that sweeps and fits read."""
     data, config, optim = trainer.datamodule, module.model_config, module.optim_config
     counts = count_parameters(config)
-    tokens = data.plan.ramp.tokens(trainer.max_steps)
+    tokens = data.tokens_trained(trainer.max_steps)
+    rows = data.fragmentation()
     flops = flops_until(config, data.plan, trainer.max_steps)
     return {
         "n_params": n_params(config),
@@ -125,6 +132,9 @@ def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
         "tie_embeddings": config.tie_embeddings,
         "sequence_length": data.sequence_length,
         "global_batch_tokens": data.global_batch_tokens,
+        "packing": data.packing,
+        "documents_cut": sum(row.cut for row in rows) / max(1, sum(row.documents for row in rows)),
+        "padding": 1 - tokens / data.plan.ramp.tokens(trainer.max_steps),  # FLOPs count it, tokens do not
         "lr": optim.lr,
         "weight_decay": optim.weight_decay,
         "schedule": optim.schedule.kind,

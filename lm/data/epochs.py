@@ -83,7 +83,7 @@ def format_table(rows: Sequence[EpochRow]) -> str:
         )
         for row in rows
     ]
-    return _aligned([header, *body])
+    return aligned([header, *body])
 
 
 def format_stages(plan: DataPlan, total_tokens: int) -> str:
@@ -104,10 +104,11 @@ def format_stages(plan: DataPlan, total_tokens: int) -> str:
                 mix,
             )
         )
-    return _aligned(rows, text_columns=(0, 5))
+    return aligned(rows, text_columns=(0, 5))
 
 
-def _aligned(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
+def aligned(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
+    """Rows of cells as lines with columns of one width; numbers to the right."""
     widths = [max(len(line[i]) for line in rows) for i in range(len(rows[0]))]
     lines = []
     for line in rows:

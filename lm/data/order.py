@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.data.packing import PackedCounts
 from lm.data.permute import key_of, permute, subkeys
 from lm.data.plan import DataPlan, Stage
 from lm.errors import ConfigError
@@ -97,6 +98,8 @@ class DataOrder:
     Args:
         plan: stages and weights.
         source_tokens: tokens of each source's train split, in the order that source indices refer to.
+        packed: of a plan that packs, the windows of each (source, sequence length) it draws from; None: a
+            source's tokens are cut every T.
         skipped: [start, stop) ranges of k that the stream jumps over (batches dropped after a roll-back). A stage lasts
             its planned number of steps all the same: it takes as many further samples as were skipped in it.
 
@@ -104,8 +107,15 @@ class DataOrder:
         ValueError: a weight names an unknown source, or a source is shorter than one window.
     """
 
-    def __init__(self, plan: DataPlan, source_tokens: Mapping[str, int], skipped: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        plan: DataPlan,
+        source_tokens: Mapping[str, int],
+        skipped: Iterable[Sequence[int]] = (),
+        packed: Mapping[tuple[str, int], PackedCounts] | None = None,
+    ) -> None:
         self.plan = plan
+        self.packed = packed
         self.source_names = tuple(source_tokens)
         self.skipped = merge_ranges(skipped)
         self._windows = [self._count_windows(stage, source_tokens) for stage in plan.stages]
@@ -123,16 +133,27 @@ class DataOrder:
                 raise ConfigError(f"unknown source '{name}' in weights; prepared sources: {', '.join(source_tokens)}")
             if weight > 0 and source_tokens[name] == 0:
                 raise ConfigError(f"'{name}' has a weight but no document of such a length; change it or drop it")
-            if weight > 0 and (source_tokens[name] - 1) // stage.sequence_length < 1:
+            if self.packed is None and weight > 0 and (source_tokens[name] - 1) // stage.sequence_length < 1:
                 raise ConfigError(
                     f"sequence_length {stage.sequence_length} is longer than the {source_tokens[name]} tokens of source"
                     f" '{name}'; shorten it, set the source's weight to 0 or prepare more text"
                 )
-        return np.array([max(1, (n - 1) // stage.sequence_length) for n in source_tokens.values()], dtype=np.int64)
+        counts = [max(1, (n - 1) // stage.sequence_length) for n in source_tokens.values()]
+        if self.packed is not None:
+            found = [self.packed.get((name, stage.sequence_length)) for name in source_tokens]
+            counts = [1 if each is None else max(1, each.windows) for each in found]
+        return np.array(counts, dtype=np.int64)
+
+    def _fill(self, stage: Stage) -> NDArray[np.float64]:
+        """Tokens a position of each source's windows: 1 without padding; float64 [N]."""
+        found = [(self.packed or {}).get((name, stage.sequence_length)) for name in self.source_names]
+        return np.array([1.0 if each is None else 1 - each.padding(stage.sequence_length) for each in found])
 
     def _add_lane(self, index: int, start: int, drawn: dict[int, Int64Array]) -> int:
         stage = self.plan.stages[index]
-        counts = block_counts(np.array([stage.weights.get(name, 0.0) for name in self.source_names]))
+        weights = np.array([stage.weights.get(name, 0.0) for name in self.source_names])
+        # Weights are shares of the tokens: a source with more padding gets more windows.
+        counts = block_counts(weights if self.packed is None else weights / self._fill(stage))
         is_last = index + 1 == len(self.plan.stages)
         steps = 0 if is_last else self.plan.first_step(index + 1) - self.plan.first_step(index)
         stop = start + self._tokens(index, self.plan.first_step(index) + steps) // stage.sequence_length
@@ -231,9 +252,15 @@ class DataOrder:
         return keys
 
     def tokens_drawn(self, total_tokens: int) -> dict[str, float]:
-        """Tokens of each source that the first `total_tokens` training tokens take, from the plan alone."""
+        """Tokens of each source that the first `total_tokens` positions hold, from the plan alone.
+
+        Where windows are padded, padding is left out at its mean over a source's windows.
+        """
         drawn = np.zeros(len(self.source_names))
         starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
-        for lane, start, stop in zip(self._lanes, starts, [*starts[1:], total_tokens], strict=True):
-            drawn += max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
+        for stage, lane, start, stop in zip(
+            self.plan.stages, self._lanes, starts, [*starts[1:], total_tokens], strict=True
+        ):
+            positions = max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
+            drawn += positions if self.packed is None else positions * self._fill(stage)
         return dict(zip(self.source_names, drawn.tolist(), strict=True))

@@ -11,6 +11,9 @@ from functools import cached_property
 from lm.data.ramp import BatchRamp
 from lm.errors import ConfigError
 
+# cut: documents one after the other, cut every T tokens. best_fit: see lm.data.best_fit.
+PACKINGS = ("cut", "best_fit")
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -37,14 +40,18 @@ class DataPlan:
         global_batch_tokens: G, tokens an optimizer step; a multiple of every stage's sequence length.
         stages: the first starts at 0, starts increase.
         batch_ramp: (from_tokens, batch_tokens) pairs that end at G, see lm.data.ramp; empty for G throughout.
+        packing: one of PACKINGS. With best_fit a plan's tokens are positions, padding included.
     """
 
     seed: int
     global_batch_tokens: int
     stages: tuple[Stage, ...]
     batch_ramp: tuple[tuple[int, int], ...] = ()
+    packing: str = "cut"
 
     def __post_init__(self) -> None:
+        if self.packing not in PACKINGS:
+            raise ConfigError(f"packing must be one of {', '.join(PACKINGS)}, got {self.packing}")
         if self.ramp.points[-1][1] != self.global_batch_tokens:
             raise ConfigError(
                 f"batch_ramp ends at {self.ramp.points[-1][1]} tokens a step, global_batch_tokens is"

@@ -63,6 +63,7 @@ class PrepareConfig:
                     spec.options,
                     kind_of(spec).identity(spec),
                     *stage_keys(spec.stages),
+                    *([{"language": spec.language}] if spec.language else []),
                 ]
                 for spec in self.sources
             ],

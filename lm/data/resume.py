@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lm.data.packing import VERSION
 from lm.data.plan import DataPlan, Stage
 from lm.errors import ConfigError
 
@@ -20,7 +21,8 @@ def plan_fingerprint(plan: DataPlan) -> dict[str, Any]:
         for stage in plan.stages
     ]
     ramp = {"batch_ramp": [list(point) for point in plan.batch_ramp]} if plan.batch_ramp else {}
-    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages, **ramp}
+    packing = {"packing": plan.packing, "packing_version": VERSION} if plan.packing != "cut" else {}
+    return {"seed": plan.seed, "global_batch_tokens": plan.global_batch_tokens, "stages": stages, **ramp, **packing}
 
 
 def check_fingerprint(
@@ -49,7 +51,8 @@ def plan_from(fingerprint: Mapping[str, Any]) -> DataPlan:
     """The plan that a fingerprint was made of."""
     stages = tuple(Stage(s["from_tokens"], s["sequence_length"], s["weights"]) for s in fingerprint["stages"])
     ramp = tuple((int(tokens), int(batch)) for tokens, batch in fingerprint.get("batch_ramp", ()))
-    return DataPlan(fingerprint["seed"], fingerprint["global_batch_tokens"], stages, ramp)
+    packing = fingerprint.get("packing", "cut")
+    return DataPlan(fingerprint["seed"], fingerprint["global_batch_tokens"], stages, ramp, packing)
 
 
 def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], step: int) -> str | None:
@@ -57,6 +60,9 @@ def _plan_difference(saved: Mapping[str, Any], current: Mapping[str, Any], step:
     for key in ("seed",) if any(ramps) else ("seed", "global_batch_tokens"):
         if saved[key] != current[key]:
             return f"{key} is {current[key]}, was {saved[key]}"
+    for key, default in (("packing", "cut"), ("packing_version", None)):
+        if saved.get(key, default) != current.get(key, default):
+            return f"{key} is {current.get(key, default)}, was {saved.get(key, default)}"
     old_ramp, new_ramp = (_batches_until(plan_from(plan), step) for plan in (saved, current))
     if old_ramp != new_ramp:
         return f"batch_ramp up to here is {new_ramp}, was {old_ramp}"

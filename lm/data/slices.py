@@ -51,6 +51,11 @@ def parse_slice(name: str) -> Slice | None:
     return Slice(found["source"], least, below)
 
 
+def short_length(tokens: int) -> str:
+    """A power of two for a column or an axis: 512, 2k, 128k."""
+    return f"{tokens >> 10}k" if tokens >= 1024 else str(tokens)
+
+
 def base_of(name: str, sources: Iterable[str]) -> str:
     """The source that a name of a mix belongs to; a prepared source keeps its name whatever it looks like."""
     part = None if name in sources else parse_slice(name)

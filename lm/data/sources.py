@@ -50,6 +50,7 @@ class SourceSpec:
         licence: of the text, for the manifest and the docs.
         options: settings of the kind.
         stages: between reading and the tokenizer, see lm.data.pipeline.
+        language: of all of its documents, for the tokenizer report; None: not declared.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SourceSpec:
     licence: str = "not stated"
     options: dict[str, Any] = field(default_factory=dict)
     stages: tuple[StageSpec, ...] = ()
+    language: str | None = None
 
     def __post_init__(self) -> None:
         if not NAME_PATTERN.fullmatch(self.name):

@@ -222,6 +222,7 @@ class Preparation:
                 spec.name: {
                     "kind": spec.kind,
                     "licence": spec.licence,
+                    **({"language": spec.language} if spec.language else {}),
                     "report": reports[spec.name],
                     "splits": splits[spec.name],
                 }

@@ -62,11 +62,7 @@ class WindowReader:
         tokens = np.empty((len(source), sequence_length + 1), dtype=np.int64)
         for row, index, number in zip(tokens, source.tolist(), window.tolist(), strict=True):
             self._streams[index].read_into(number * sequence_length, row)
-        if tokens.size and tokens.max() >= self._vocab_size:
-            raise DataError(
-                f"{self._folder} holds the id {tokens.max()}, its vocabulary ends at {self._vocab_size - 1}: a shard is"
-                f" damaged; find it with: python -m recipes.data verify --dir {self._folder}"
-            )
+        self._check_ids(tokens)
         # Copies: one row's slices are contiguous already, and would share memory with each other.
         inputs, labels = tokens[:, :-1].copy(), tokens[:, 1:].copy()
         ends = inputs == self.eot_id
@@ -79,3 +75,10 @@ class WindowReader:
             "document_ids": torch.from_numpy(document_ids),
             "source": torch.from_numpy(self._base[source]),
         }
+
+    def _check_ids(self, ids: NDArray[np.int64]) -> None:
+        if ids.size and ids.max() >= self._vocab_size:
+            raise DataError(
+                f"{self._folder} holds the id {ids.max()}, its vocabulary ends at {self._vocab_size - 1}: a shard is"
+                f" damaged; find it with: python -m recipes.data verify --dir {self._folder}"
+            )

@@ -136,7 +136,7 @@ class Dashboard(Callback):
             self._update.see_gradients()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._tokens += batch["input_ids"].numel()
+        self._tokens += batch["input_ids"].numel() - batch.get("padding", 0)
         self._sequence_length = batch["input_ids"].shape[1]
         if not self._last_micro_batch:
             return

@@ -26,7 +26,7 @@ class Throughput(Callback):
             self._since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._tokens += batch["input_ids"].numel()
+        self._tokens += batch["input_ids"].numel() - batch.get("padding", 0)
         step = trainer.global_step
         if (batch_idx + 1) % trainer.accumulate_grad_batches != 0 or (
             step % trainer.log_every_n_steps != 0 and step != trainer.max_steps
@@ -36,7 +36,7 @@ class Throughput(Callback):
         data = trainer.datamodule
         pl_module.record(
             {
-                "tokens": data.plan.ramp.tokens(step),
+                "tokens": data.tokens_trained(step),
                 "flops": flops_until(pl_module.model_config, data.plan, step),
                 "tokens_per_s": self._tokens * trainer.strategy.data_parallel[1] / max(self._seconds, 1e-9),
             }

@@ -91,6 +91,8 @@ def recipe_run(
     length: int = T,
     windows: int = WINDOWS,
     callbacks: tuple[Callback, ...] = (),
+    packing: str = "cut",
+    weights: dict[str, float] | None = None,
     **options: Any,
 ) -> list[dict[str, float]]:
     """The recipe's own module, data, z-loss and throughput, with clipping, accumulation and a validation at the end.
@@ -111,6 +113,8 @@ def recipe_run(
         micro_batch_size=min(2, windows),
         validation_windows=5,
         validation_batch_size=2,
+        packing=packing,
+        weights=weights,
     )
     module = Recorded(config, z_loss=1e-3, runtime=runtime)
     trainer.fit(module, datamodule=stream, ckpt_path=resume)
@@ -134,6 +138,7 @@ def whole_runs(layout: Layout, folder: Path) -> dict[str, Any]:
         "stabilised": recipe_run(layout, data, STABILISED, steps=4, runtime=RuntimeConfig("sdpa", False, "full")),
         "tied": recipe_run(layout, data, TIED, steps=4, runtime=RuntimeConfig("documents", False, "selective")),
         "bf16": recipe_run(layout, data, steps=4, precision="bf16-mixed"),
+        "packed": recipe_run(layout, data, steps=4, packing="best_fit", weights={f"one[{T // 2 + 1}:{T + 9}]": 1.0}),
     }
 
 

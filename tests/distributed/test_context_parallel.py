@@ -104,6 +104,16 @@ def test_model_options_and_recomputation(runs: Runs, variant: str) -> None:
         assert_same(rank[variant], runs.reference()[variant])
 
 
+def test_packed_windows_with_padding(runs: Runs) -> None:
+    """One document a window and padding behind it: the parts of some windows hold no label."""
+    reference = runs.reference()["packed"]
+    tokens = [row["tokens"] for row in reference if "tokens" in row]
+    whole = [row["tokens"] for row in runs.reference()["whole"] if "tokens" in row]
+    assert len(tokens) == 4 and all(0.5 * b < a < 0.95 * b for a, b in zip(tokens, whole, strict=False))
+    for rank in runs.ranks("cp2"):
+        assert_same(rank["packed"], reference)
+
+
 def test_bf16_follows(runs: Runs) -> None:
     reference = runs.reference()
     for rank in runs.ranks("cp2"):

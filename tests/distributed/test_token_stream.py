@@ -14,15 +14,16 @@ from lm.datamodule import TokenDataModule
 from tests.distributed import harness
 from tests.distributed.scenario import Layout, build_strategy, quiet
 
-STEP, LAST = 1000, 1003
+STEP = 1000
 VOCAB, LENGTH, SEQUENCES = 300, 16, 8
 
 
 class Reader(LightningModule):
-    """Trains a table of 600 numbers and keeps the ids of the steps from STEP on."""
+    """Trains a table of 600 numbers and keeps the ids of the steps from `first` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
         super().__init__()
+        self.first = first
         self.model: torch.nn.Embedding | None = None
         self.ids: dict[int, list[torch.Tensor]] = {}
 
@@ -33,21 +34,30 @@ class Reader(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if self.global_step >= STEP:
+        if self.global_step >= self.first:
             self.ids.setdefault(self.global_step, []).append(batch["input_ids"])
         assert self.model is not None
         return self.model(batch["input_ids"]).square().sum() / batch["loss_tokens"]
 
 
-def read(layout: Layout, data: Path, micro: int, workers: int, start: Path | None, save: Path | None) -> dict[int, Any]:
-    """This rank's ids by step, as lists; saves after step STEP - 1 is done where asked."""
+def read(
+    layout: Layout,
+    data: Path,
+    micro: int,
+    workers: int,
+    start: Path | None,
+    save: Path | None,
+    packing: str = "cut",
+    step: int = STEP,
+) -> dict[int, Any]:
+    """This rank's ids by step from `step` on, as lists; saves after step `step` - 1 is done where asked."""
     quiet()
-    module = Reader()
+    module = Reader(step)
     trainer = Trainer(
         accelerator="cpu",
         devices=layout.world_size,
         strategy=build_strategy(layout),
-        max_steps=STEP if save else LAST,
+        max_steps=step if save else step + 3,
         max_epochs=-1,
         limit_val_batches=0,
         logger=False,
@@ -62,6 +72,7 @@ def read(layout: Layout, data: Path, micro: int, workers: int, start: Path | Non
         micro_batch_size=micro,
         num_workers=workers,
         seed=3,
+        packing=packing,
     )
     trainer.fit(module, datamodule=source, ckpt_path=start)
     if save:
@@ -92,3 +103,20 @@ def test_ids_of_step_1000_are_the_same(reached, processes: int, micro: int, work
     ranks = harness.run(read, processes, layout, data, micro, workers, saved, None)
     for step, ids in whole.items():
         assert [row for rank in ranks for row in rank[step]] == ids
+
+
+def test_packed_ids_are_the_same(reached, tmp_path: Path) -> None:
+    """The same under best-fit packing, after 40 steps; the processes of a layout make the index together."""
+    data, _, _ = reached
+    single = Layout("single", 1)
+    harness.run(read, 1, single, data, SEQUENCES, 0, None, tmp_path / "saved", "best_fit", 40)
+    whole = harness.run(read, 1, single, data, SEQUENCES, 0, None, None, "best_fit", 40)[0]
+    assert sorted(whole) == [40, 41, 42]
+    for processes, micro, workers in ((2, 1, 2), (4, 2, 0)):
+        for index in data.rglob("*.packed-*"):
+            index.unlink()
+        ranks = harness.run(
+            read, processes, Layout("ddp", processes), data, micro, workers, tmp_path / "saved", None, "best_fit", 40
+        )
+        for step, ids in whole.items():
+            assert [row for rank in ranks for row in rank[step]] == ids
