@@ -57,6 +57,8 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
 
 
 KINDS = {
-    "exact_documents": StageKind(exact_documents),
-    "exact_paragraphs": StageKind(exact_paragraphs, {"min_characters": 100, "min_kept_fraction": 0.3}, changes=True),
+    "exact_documents": StageKind(exact_documents, compares=True),
+    "exact_paragraphs": StageKind(
+        exact_paragraphs, {"min_characters": 100, "min_kept_fraction": 0.3}, changes=True, compares=True
+    ),
 }

@@ -162,6 +162,7 @@ KINDS = {
     "near_duplicates": StageKind(
         near_duplicates,
         {"ngram": 5, "bands": 14, "rows": 8, "min_similarity": 0.0, "keep": "first", "seed": 0},
+        compares=True,
         packages=("rensa",),
     ),
 }

@@ -11,6 +11,7 @@ from lm.data.files import DataError
 from lm.data.pipeline.store import Documents, Item
 
 REQUIRED = object()  # the default of an option that a config must set
+SNAPSHOT = "snapshot"  # a scope
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,12 @@ class StageSpec:
     Attributes:
         kind: a name of lm.data.pipeline.kinds.KINDS.
         options: what the config sets; the rest has defaults.
+        scope: SNAPSHOT to compare documents within each snapshot only; None: all that the stage sees.
     """
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
+    scope: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class StageKind:
         run: (documents, all options) -> one outcome a document, in order; may read the documents more than once.
         options: name -> default, or REQUIRED.
         changes: whether it may change texts; if not, only positions are written.
+        compares: whether a document's outcome depends on others, so that a config may set the scope.
         identity: options -> plain values that change when the outcome may (hashes of files that options name).
         packages: distributions whose version decides the outcome.
         version: raise it when the code's outcome changes.
@@ -74,6 +78,7 @@ class StageKind:
     run: Run
     options: Mapping[str, Any] = field(default_factory=dict)
     changes: bool = False
+    compares: bool = False
     identity: Callable[[dict[str, Any]], Any] | None = None
     packages: tuple[str, ...] = ()
     version: int = 1
