@@ -7,9 +7,9 @@ import re
 LEAST_WORDS = 5  # of a text that may be looked up
 
 # Vowel signs and points are marks, which \w leaves out: without them every Telugu or Hindi word falls into letters.
-_MARKS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
-_MARKS += r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ecd\u102b-\u103e\u17b4-\u17d3"
-_WORD = re.compile(rf"[^\W_]+(?:[{_MARKS}]+[^\W_]*)*")
+MARKS = r"\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0966-\u0dff"
+MARKS += r"\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ebc\u0ec8-\u0ecd\u102b-\u103e\u17b4-\u17d3"
+_WORD = re.compile(rf"[^\W_]+(?:[{MARKS}]+[^\W_]*)*")
 _ASCII_WORD = re.compile(r"[a-z0-9]+")  # the same for such text, at half the time
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii
+from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, substrings
 from lm.data.pipeline.stage import REQUIRED, SNAPSHOT, StageKind, StageSpec
 
 KINDS: dict[str, StageKind] = {}
-for module in (extract, language, filters, exact, near, pii, lists, decontaminate):
+for module in (extract, language, filters, exact, near, substrings, pii, lists, decontaminate):
     KINDS |= module.KINDS
 
 
