@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pipeline.funnel import source_rows, write_funnel
+from lm.data.pipeline.kinds import prune_built
 from lm.data.pipeline.run import Pipeline, documents_of
 from lm.data.pipeline.shared import after_all_stages
 from lm.data.pipeline.store import Documents
@@ -78,6 +79,9 @@ class Preparation:
         reports = {}
         for spec in self.config.sources:
             reports[spec.name] = self._collect(spec, seen)
+        prune_built(
+            self.cache, [stage for spec in self.config.sources for stage in spec.stages] + [*self.config.stages]
+        )
         return reports
 
     def _collect(self, spec: SourceSpec, seen: set[bytes]) -> dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, substrings
-from lm.data.pipeline.stage import REQUIRED, SNAPSHOT, StageKind, StageSpec
+from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, quality, substrings
+from lm.data.pipeline.stage import BUILT, REQUIRED, SNAPSHOT, StageKind, StageSpec
 
 KINDS: dict[str, StageKind] = {}
-for module in (extract, language, filters, exact, near, substrings, pii, lists, decontaminate):
+for module in (extract, language, filters, quality, exact, near, substrings, pii, lists, decontaminate):
     KINDS |= module.KINDS
 
 
@@ -66,6 +69,15 @@ def stage_specs(value: Any, where: str, shared: bool = False) -> tuple[StageSpec
     if any(spec.kind == "extract" for spec in found if shared or spec is not found[0]):
         raise DataError(f"{where}: extract reads pages as they were served, so it must be the first stage")
     return tuple(found)
+
+
+def prune_built(cache: Path, specs: Iterable[StageSpec]) -> None:
+    """Remove what stages of other configs have built."""
+    stages = [stage_kind(spec, "stages") for spec in specs]
+    kept = {kind.build.name(options) for kind, options in stages if kind.build}
+    for path in (cache / BUILT).iterdir() if (cache / BUILT).is_dir() else ():
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _scope(stage: dict[str, Any], where: str, whole: str) -> str | None:

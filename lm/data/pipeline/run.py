@@ -37,7 +37,7 @@ class Pipeline:
     """
 
     def __init__(self, spec: SourceSpec, cache: Path, log: Callable[[str], None] = lambda line: None) -> None:
-        self.spec, self.folder, self.log = spec, cache / spec.name, log
+        self.spec, self.cache, self.folder, self.log = spec, cache, cache / spec.name, log
         self.raw = bool(spec.stages) and spec.stages[0].kind == "extract"
         self.stages = [stage_kind(stage, f"source '{spec.name}'") for stage in spec.stages]
         parser = package_version(_PARSERS[spec.kind]) if spec.kind in _PARSERS else None
@@ -105,6 +105,7 @@ class Pipeline:
         if found := self.found(name, before):
             return found
         title = f"{spec.kind} (per {spec.scope})" if spec.scope else spec.kind
+        options = kind.ready(options, self.cache, self.log)
         return self.write(name, title, kind.changes, scoped_outcomes(kind, options, spec.scope, [before]), before)
 
     def write(

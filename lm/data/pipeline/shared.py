@@ -61,6 +61,7 @@ def _run(pipelines: list[Pipeline], name: str, stage: StageSpec, documents: list
     """The stage over all documents; a kill costs all of it, since each source's outcome depends on the others'."""
     kind, options = stage_kind(stage, "stages")
     title = f"{stage.kind} ({f'per {stage.scope}' if stage.scope else 'all'})"
+    options = kind.ready(options, pipelines[0].cache, pipelines[0].log)
     outcomes = iter(scoped_outcomes(kind, options, stage.scope, documents))
     return [
         pipeline.write(name, title, kind.changes, islice(outcomes, len(before)), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError
@@ -12,6 +13,7 @@ from lm.data.pipeline.store import Documents, Item
 
 REQUIRED = object()  # the default of an option that a config must set
 SNAPSHOT = "snapshot"  # a scope
+BUILT = ".built"  # a folder of the cache; no source can have this name
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,19 @@ Run = Callable[[Documents, dict[str, Any]], Iterator[Outcome]]
 
 
 @dataclass(frozen=True)
+class Build:
+    """What a stage makes once for all sources before it runs, in a folder of the cache.
+
+    Attributes:
+        name: options -> name of the folder, with a hash of all that decides what is made; None: nothing is needed.
+        make: (options, folder, log) -> None; does nothing where the folder is complete.
+    """
+
+    name: Callable[[dict[str, Any]], str | None]
+    make: Callable[[dict[str, Any], Path, Callable[[str], None]], None]
+
+
+@dataclass(frozen=True)
 class StageKind:
     """How one kind of stage works.
 
@@ -73,6 +88,7 @@ class StageKind:
         identity: options -> plain values that change when the outcome may (hashes of files that options name).
         packages: distributions whose version decides the outcome.
         version: raise it when the code's outcome changes.
+        build: of something that `run` needs; it finds the folder as the option `built`.
     """
 
     run: Run
@@ -82,6 +98,15 @@ class StageKind:
     identity: Callable[[dict[str, Any]], Any] | None = None
     packages: tuple[str, ...] = ()
     version: int = 1
+    build: Build | None = None
+
+    def ready(self, options: dict[str, Any], cache: Path, log: Callable[[str], None]) -> dict[str, Any]:
+        """Options for `run`, after building what it needs."""
+        name = self.build.name(options) if self.build else None
+        if self.build is None or name is None:
+            return options
+        self.build.make(options, cache / BUILT / name, log)
+        return {**options, "built": cache / BUILT / name}
 
     def key(self, options: dict[str, Any]) -> Any:
         """Plain values that decide the outcome, given the same input."""
