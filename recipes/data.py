@@ -109,7 +109,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         raise DataError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise DataError(f"config {path} must be a mapping with sources and tokenizer")
-    _check_keys(raw, {"out", "sources", "tokenizer", "validation_fraction", "shard_tokens"}, f"config {path}")
+    _check_keys(raw, {"out", "sources", "stages", "tokenizer", "validation_fraction", "shard_tokens"}, f"config {path}")
     tokenizer = raw.get("tokenizer") or {}
     _check_keys(tokenizer, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
     given = None
@@ -136,8 +136,9 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         kind, name = (int | float, "number") if key == "validation_fraction" else (int, "whole number")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
+    shared = stage_specs(raw.get("stages") or [], f"config {path}", shared=True)
     return PrepareConfig(
-        sources=tuple(specs), vocab_size=tokenizer["vocab_size"], tokenizer_file=given, **numbers
+        sources=tuple(specs), vocab_size=tokenizer["vocab_size"], tokenizer_file=given, stages=shared, **numbers
     ), raw.get("out")
 
 

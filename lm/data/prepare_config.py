@@ -9,8 +9,9 @@ from typing import Any
 
 from lm.data.files import DataError
 from lm.data.pipeline.kinds import stage_keys
+from lm.data.pipeline.stage import SNAPSHOT, StageSpec
 from lm.data.shards import FORMAT_VERSION
-from lm.data.sources import SourceSpec, kind_of
+from lm.data.sources import SNAPSHOT_OPTIONS, SourceSpec, kind_of
 from lm.data.tokenizer import SPLIT_PATTERN
 
 
@@ -25,6 +26,7 @@ class PrepareConfig:
         validation_fraction: share of documents (or groups) held out.
         shard_tokens: a shard is closed after the document that reaches it.
         tokenizer_file: a given byte-level tokenizer.json, taken as it is; None: train one.
+        stages: over the documents of all sources, in the order of `sources`, after each source's own stages.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -33,6 +35,7 @@ class PrepareConfig:
     validation_fraction: float = 0.01
     shard_tokens: int = 1 << 27
     tokenizer_file: Path | None = None
+    stages: tuple[StageSpec, ...] = ()
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.sources]
@@ -44,6 +47,13 @@ class PrepareConfig:
             raise DataError(f"tokenizer.vocab_size must be 257 to 200,000, got {self.vocab_size}")
         if self.shard_tokens < 1 or self.tokenizer_sample_bytes < 1:
             raise DataError("shard_tokens and tokenizer.sample_bytes must be positive")
+        for spec in self.sources:
+            scoped = [stage.kind for stage in (*spec.stages, *self.stages) if stage.scope == SNAPSHOT]
+            if scoped and not any(spec.options.get(name) for name in SNAPSHOT_OPTIONS):
+                raise DataError(
+                    f"source '{spec.name}': stage {scoped[0]} has scope snapshot, but no option of the source says what"
+                    f" the snapshot of a document is; set {' or '.join(SNAPSHOT_OPTIONS)} (kinds jsonl, warc, dataset)"
+                )
 
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the output's bytes."""
@@ -67,4 +77,5 @@ class PrepareConfig:
                 ]
                 for spec in self.sources
             ],
+            **({"stages": stage_keys(self.stages)} if self.stages else {}),
         }

@@ -20,6 +20,7 @@ from typing import Any
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import StageSpec
 
+SNAPSHOT_OPTIONS = ("snapshot", "snapshot_path")  # a column; a pattern in a file's path
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
@@ -32,12 +33,14 @@ class Document:
         group: documents of one group go to the same split; None: by the text alone.
         url: where it is from, None if the source does not say.
         problem: why there is no document here (a line that is not JSON, say); None: there is one.
+        snapshot: the crawl it belongs to, None if the source does not say.
     """
 
     text: Any
     group: str | None = None
     url: str | None = None
     problem: str | None = None
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,13 @@ def kinds() -> dict[str, Kind]:
 
     return {
         "dataset": Kind(
-            ("path", "name", "data_files", "data_dir", "split", "revision", "text", "group", "url", "args"),
+            ("path", "name", "data_files", "data_dir", "split", "revision", "text", "group", "url", "snapshot", "args"),
             1,
             _dataset_identity,
             _dataset_documents,
         ),
-        "jsonl": Kind(("data_files", "text", "group", "url"), 1, files_identity, _jsonl_documents),
-        "warc": Kind(("data_files",), 1, files_identity, warc_documents),
+        "jsonl": Kind(("data_files", "text", "group", "url", *SNAPSHOT_OPTIONS), 1, files_identity, _jsonl_documents),
+        "warc": Kind(("data_files", "snapshot_path"), 1, files_identity, warc_documents),
         **PACKAGED_KINDS,
     }
 
@@ -141,14 +144,35 @@ def matching_files(spec: SourceSpec) -> list[Path]:
 
 
 def files_identity(spec: SourceSpec) -> Any:
-    """sha256 of each file."""
-    return [sha256_file(path) for path in matching_files(spec)]
+    """sha256 of each file, and its snapshot where its path says it."""
+    files = matching_files(spec)
+    labels = [[snapshot_of(spec, path) for path in files]] if spec.options.get("snapshot_path") else []
+    return [*(sha256_file(path) for path in files), *labels]
+
+
+def snapshot_of(spec: SourceSpec, path: Path) -> str | None:
+    """What the pattern of the option snapshot_path matches in a file's path; its first group, if it has one.
+
+    Raises:
+        DataError: no regular expression, or a path without a match.
+    """
+    pattern = spec.options.get("snapshot_path")
+    if not pattern:
+        return None
+    try:
+        match = re.search(str(pattern), str(path))
+    except re.error as error:
+        raise DataError(f"source '{spec.name}': snapshot_path {pattern} is no regular expression ({error})") from None
+    if match is None:
+        raise DataError(f"source '{spec.name}': snapshot_path {pattern} matches nothing in {path}")
+    return match.group(1) if match.re.groups else match.group()
 
 
 def _jsonl_documents(spec: SourceSpec) -> Iterator[Document]:
-    column, group_column = columns_of(spec)
-    grouped, good, first = group_column is None, 0, ""
+    column = text_column(spec)
+    missing, good, first = wanted_columns(spec), 0, ""
     for path in matching_files(spec):
+        snapshot = snapshot_of(spec, path)
         for number, line in enumerate(_lines(path, spec.name), start=1):
             if not line.strip():
                 continue
@@ -163,12 +187,12 @@ def _jsonl_documents(spec: SourceSpec) -> Iterator[Document]:
                 yield Document(None, problem=problem)
                 continue
             good += 1
-            grouped = grouped or group_column in row
-            yield _document(row, column, group_column, spec.options.get("url"))
+            missing = [name for name in missing if spec.options[name] not in row] if missing else missing
+            yield _document(spec, row, column, snapshot)
     if first and not good:  # no line is as the config says: the config or the file is wrong, not a line
         raise DataError(first)
-    if not grouped:
-        raise no_group(spec, group_column)
+    if missing:
+        raise no_column(spec, missing[0])
 
 
 def _lines(path: Path, source: str) -> Iterator[bytes]:
@@ -182,27 +206,36 @@ def _lines(path: Path, source: str) -> Iterator[bytes]:
         raise DataError(f"source '{source}': {path} is no whole gzip file ({error}); compress it again") from None
 
 
-def _document(row: dict[str, Any], column: str, group_column: str | None, url_column: str | None) -> Document:
-    group, url = (row.get(name) if name else None for name in (group_column, url_column))
-    return Document(row[column], None if group is None else str(group), None if url is None else str(url))
+def _document(spec: SourceSpec, row: dict[str, Any], column: str, snapshot: str | None = None) -> Document:
+    """A row's document; `snapshot`: of its file, for a row that has none of its own."""
+    names = (spec.options.get(option) for option in ("group", "url", "snapshot"))
+    group, url, own = (None if name is None or row.get(name) is None else str(row[name]) for name in names)
+    return Document(row[column], group, url, snapshot=snapshot if own is None else own)
 
 
-def columns_of(spec: SourceSpec) -> tuple[str, str | None]:
-    """Names of the columns of text and group (None: no groups).
+def text_column(spec: SourceSpec) -> str:
+    """Name of the column of text.
 
     Raises:
-        DataError: a name that is no text.
+        DataError: a name of a column that is no text.
     """
-    for option in ("text", "group", "url"):
+    for option in ("text", "group", "url", "snapshot"):
         value = spec.options.get(option)
         if value is not None and not isinstance(value, str):
             raise DataError(f"source '{spec.name}': option {option} must be the name of a column, got {value!r}")
-    return spec.options.get("text") or "text", spec.options.get("group")
+    return spec.options.get("text") or "text"
 
 
-def no_group(spec: SourceSpec, column: str | None) -> DataError:
-    """The error of a group column that no row has: documents of one group would land in both splits unnoticed."""
-    return DataError(f"source '{spec.name}': no row has the column '{column}'; mend or remove the option group")
+def wanted_columns(spec: SourceSpec) -> list[str]:
+    """Options that name a column which some row must have: without it, documents of one group would land in both
+    splits, or all snapshots be one, unnoticed."""
+    return [option for option in ("group", "snapshot") if spec.options.get(option) is not None]
+
+
+def no_column(spec: SourceSpec, option: str) -> DataError:
+    """The error of a column that no row has."""
+    column = spec.options[option]
+    return DataError(f"source '{spec.name}': no row has the column '{column}'; mend or remove the option {option}")
 
 
 def _jsonl_row(line: str, column: str, where: str) -> tuple[dict[str, Any], str]:
@@ -233,8 +266,8 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
     import datasets
 
     options = dict(spec.options)
-    column, group_column = columns_of(spec)
-    options = {key: value for key, value in options.items() if key not in ("text", "group", "url")}
+    column = text_column(spec)
+    options = {key: value for key, value in options.items() if key not in ("text", "group", "url", "snapshot")}
     split = options.pop("split", "train")
     arguments = {**options.pop("args", {}), **options}
     path = arguments.pop("path")
@@ -247,9 +280,10 @@ def _dataset_documents(spec: SourceSpec) -> Iterator[Document]:
                 raise DataError(
                     f"source '{spec.name}' has no column '{column}' (it has: {', '.join(row)}); set the option text"
                 )
-            if group_column and group_column not in row:
-                raise no_group(spec, group_column)
-            yield _document(row, column, group_column, spec.options.get("url"))
+            for option in wanted_columns(spec):
+                if spec.options[option] not in row:
+                    raise no_column(spec, option)
+            yield _document(spec, row, column)
     except DataError:
         raise
     except Exception as error:

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,10 @@ from numpy.typing import NDArray
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pipeline.funnel import source_rows, write_funnel
+from lm.data.pipeline.kinds import prune_built
 from lm.data.pipeline.run import Pipeline, documents_of
+from lm.data.pipeline.shared import after_all_stages
+from lm.data.pipeline.store import Documents
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
 from lm.data.sources import Document, SourceSpec, kind_of
@@ -75,6 +79,9 @@ class Preparation:
         reports = {}
         for spec in self.config.sources:
             reports[spec.name] = self._collect(spec, seen)
+        prune_built(
+            self.cache, [stage for spec in self.config.sources for stage in spec.stages] + [*self.config.stages]
+        )
         return reports
 
     def _collect(self, spec: SourceSpec, seen: set[bytes]) -> dict[str, Any]:
@@ -96,14 +103,21 @@ class Preparation:
         return report.plain()
 
     def _documents(self, spec: SourceSpec) -> Iterator[Document]:
-        """Documents of a source after its own stages."""
-        if not spec.stages:
+        """Documents of a source after its own stages and those of the config."""
+        if self.config.stages:
+            documents, reports = self._after_all_stages[spec.name]
+        elif spec.stages:
+            pipeline = Pipeline(spec, self.cache, self.log)
+            documents, reports = pipeline.run()
+            pipeline.prune()
+        else:
             return kind_of(spec).documents(spec)
-        pipeline = Pipeline(spec, self.cache, self.log)
-        documents, reports = pipeline.run()
-        pipeline.prune()
         write_json(self.work / spec.name / "stages.json", reports)
         return documents_of(documents)
+
+    @cached_property
+    def _after_all_stages(self) -> dict[str, tuple[Documents, list[dict[str, Any]]]]:
+        return after_all_stages(self.config.sources, self.config.stages, self.cache, self.log)
 
     # -- stage 2: tokenizer
 
@@ -191,12 +205,13 @@ class Preparation:
     # -- stage 4: funnel and manifest
 
     def write_funnel(self, reports: dict[str, dict[str, Any]], splits: dict[str, dict[str, Any]]) -> None:
-        """What each stage took, if any source has stages."""
-        if not any(spec.stages for spec in self.config.sources):
+        """What each stage took, if there are stages."""
+        if not self.config.stages and not any(spec.stages for spec in self.config.sources):
             return
         rows = {}
         for spec in self.config.sources:
-            stages = read_json(self.work / spec.name / "stages.json") if spec.stages else []
+            staged = self.config.stages or spec.stages
+            stages = read_json(self.work / spec.name / "stages.json") if staged else []
             rows[spec.name] = source_rows(stages, reports[spec.name], splits[spec.name]["train"])
         write_funnel(self.folder, rows)
 

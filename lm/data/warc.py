@@ -19,7 +19,7 @@ def warc_documents(spec: SourceSpec) -> Iterator[Document]:
     Raises:
         DataError: warcio is missing, or no file matches.
     """
-    from lm.data.sources import Document, matching_files
+    from lm.data.sources import Document, matching_files, snapshot_of
 
     try:
         from warcio.archiveiterator import ArchiveIterator
@@ -27,6 +27,7 @@ def warc_documents(spec: SourceSpec) -> Iterator[Document]:
     except ImportError:
         raise DataError(f"source '{spec.name}' needs warcio; install it: pip install 'scalewright[data]'") from None
     for path in matching_files(spec):
+        snapshot = snapshot_of(spec, path)
         with path.open("rb") as file:
             try:
                 for record in ArchiveIterator(file):
@@ -36,7 +37,7 @@ def warc_documents(spec: SourceSpec) -> Iterator[Document]:
                     kind = (headers.get_header("Content-Type") or "").split(";")[0].strip().lower()
                     if kind in _PAGES:
                         url = record.rec_headers.get_header("WARC-Target-URI")
-                        yield Document(record.content_stream().read(), url=url)
+                        yield Document(record.content_stream().read(), url=url, snapshot=snapshot)
             except (ArchiveLoadFailed, EOFError, OSError, ValueError) as error:
                 problem = f"source '{spec.name}': {path} cannot be read on ({type(error).__name__}: {error})"
                 yield Document(None, problem=" ".join(problem.split())[:300])

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, AnyStr
 
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, number_option
 from lm.data.pipeline.store import Documents
 
 _DIGEST_BYTES = 16  # 128 bits: a clash among 1e12 texts has odds of 1e-15
+_CHUNK = 1 << 20  # of a text at a time: the list of the words of 100 MB takes 1 GB
+_SPACE: dict[type, Any] = {str: re.compile(r"\s"), bytes: re.compile(rb"\s")}  # what split() takes for white space
+
+
+def single_spaced(text: AnyStr, chunk: int = _CHUNK) -> AnyStr:
+    """The text with one space for each run of white space, none at its ends."""
+    space: Any = b" " if isinstance(text, bytes) else " "
+    if len(text) <= chunk:
+        return space.join(text.split())
+    return space.join(piece for piece in (space.join(part.split()) for part in _parts(text, chunk)) if piece)
+
+
+def _parts(text: AnyStr, chunk: int) -> Iterator[AnyStr]:
+    """The text in parts of `chunk` or more, that end before white space."""
+    start = 0
+    while start < len(text):
+        match = _SPACE[type(text)].search(text, start + chunk)
+        end = match.start() if match else len(text)
+        yield text[start:end]
+        start = end
 
 
 def _digest(text: bytes) -> bytes:
@@ -20,7 +41,7 @@ def exact_documents(documents: Documents, options: dict[str, Any]) -> Iterator[O
     """Drop a document whose text, white space aside, is that of an earlier one of the source."""
     seen: set[bytes] = set()
     for item in documents:
-        digest = _digest(b" ".join(item.text.split()))
+        digest = _digest(single_spaced(item.text))
         if digest in seen:
             yield Dropped("same text as an earlier document")
         else:
@@ -40,7 +61,7 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
         paragraphs = item.string.split("\n\n")
         kept = []
         for paragraph in paragraphs:
-            plain = " ".join(paragraph.split())
+            plain = single_spaced(paragraph)
             digest = _digest(plain.encode())
             if len(plain) < least or digest not in seen:
                 kept.append(paragraph)
@@ -57,6 +78,8 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
 
 
 KINDS = {
-    "exact_documents": StageKind(exact_documents),
-    "exact_paragraphs": StageKind(exact_paragraphs, {"min_characters": 100, "min_kept_fraction": 0.3}, changes=True),
+    "exact_documents": StageKind(exact_documents, compares=True),
+    "exact_paragraphs": StageKind(
+        exact_paragraphs, {"min_characters": 100, "min_kept_fraction": 0.3}, changes=True, compares=True
+    ),
 }

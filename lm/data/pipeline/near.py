@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option
 from lm.data.pipeline.store import Documents
-from lm.data.words import words
+from lm.data.words import each_word, words
 
 _BATCH_WORDS = 1 << 20
 _VOCABULARY = 1 << 20  # words whose hash is remembered
+_LONG_CHARACTERS = 1 << 20  # of a text whose words are not held all at once
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -43,10 +44,12 @@ class Shingles:
 
     def of(self, text: str) -> NDArray[np.uint64]:
         """Hashes of the text's n-grams; of all its words as one, if they are fewer than n. uint64 [n-grams]."""
-        found = words(text) or [text]  # nothing but marks: equal to its like only
-        hashes = np.fromiter(map(self._hashes.__getitem__, found), np.int64, len(found)).view(np.uint64)
-        n = min(self.n, len(found))
-        count = len(found) - n + 1
+        found = words(text) if len(text) < _LONG_CHARACTERS else each_word(text)
+        hashes = np.fromiter(map(self._hashes.__getitem__, found), np.int64).view(np.uint64)
+        if not len(hashes):  # nothing but marks: equal to its like only
+            hashes = np.array([self._hashes[text]], np.int64).view(np.uint64)
+        n = min(self.n, len(hashes))
+        count = len(hashes) - n + 1
         state = np.zeros(count, np.uint64)
         for i in range(n):
             state = (state ^ hashes[i : i + count]) * _MIX
@@ -162,6 +165,7 @@ KINDS = {
     "near_duplicates": StageKind(
         near_duplicates,
         {"ngram": 5, "bands": 14, "rows": 8, "min_similarity": 0.0, "keep": "first", "seed": 0},
+        compares=True,
         packages=("rensa",),
     ),
 }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import numpy as np
 
 from lm.data.documents import Report, utf8_of
 from lm.data.files import DataError, read_json, sha256_json, write_bytes, write_json
-from lm.data.pipeline.kinds import stage_kind
+from lm.data.pipeline.kinds import stage_key, stage_kind
 from lm.data.pipeline.report import StageReport
+from lm.data.pipeline.scope import outcomes as scoped_outcomes
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, package_version
 from lm.data.pipeline.store import KEPT, TEXT, Documents, Item, StoreWriter
 from lm.data.sources import Document, SourceSpec, kind_of
@@ -31,18 +33,20 @@ class Pipeline:
 
     Attributes:
         names: folder of each step in the cache, reading first; known before anything runs.
+        key: of what decides the documents that are left.
     """
 
     def __init__(self, spec: SourceSpec, cache: Path, log: Callable[[str], None] = lambda line: None) -> None:
-        self.spec, self.folder, self.log = spec, cache / spec.name, log
+        self.spec, self.cache, self.folder, self.log = spec, cache, cache / spec.name, log
         self.raw = bool(spec.stages) and spec.stages[0].kind == "extract"
         self.stages = [stage_kind(stage, f"source '{spec.name}'") for stage in spec.stages]
         parser = package_version(_PARSERS[spec.kind]) if spec.kind in _PARSERS else None
         key = sha256_json([READ_VERSION, self.raw, spec.kind, spec.options, kind_of(spec).identity(spec), parser])
         self.names = [f"00-read-{key[:16]}"]
         for number, (stage, (kind, options)) in enumerate(zip(spec.stages, self.stages, strict=True), start=1):
-            key = sha256_json([key, stage.kind, kind.key(options)])
+            key = sha256_json([key, *stage_key(stage, kind, options)])
             self.names.append(f"{number:02}-{stage.kind}-{key[:16]}")
+        self.key = key
 
     def run(self) -> tuple[Documents, list[dict[str, Any]]]:
         """Documents that are left and the report of each step; steps that were done before are not done again."""
@@ -53,13 +57,14 @@ class Pipeline:
             reports.append(report)
         return documents, reports
 
-    def prune(self) -> None:
-        """Remove what other configs left in the cache."""
+    def prune(self, shared: Iterable[str] = ()) -> None:
+        """Remove what other configs left in the cache; `shared`: folders of stages over all sources, which stay."""
+        kept = {*self.names, *shared}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in self.names:
+            if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _found(self, name: str, before: Documents | None) -> tuple[Documents, dict[str, Any]] | None:
+    def found(self, name: str, before: Documents | None) -> tuple[Documents, dict[str, Any]] | None:
         """A step that was done before and is whole."""
         folder = self.folder / name
         try:
@@ -83,7 +88,7 @@ class Pipeline:
         return folder
 
     def _read(self) -> tuple[Documents, dict[str, Any]]:
-        if found := self._found(self.names[0], None):
+        if found := self.found(self.names[0], None):
             return found
         folder = self._fresh(self.names[0])
         report, writer = StageReport("read"), StoreWriter(folder)
@@ -96,18 +101,26 @@ class Pipeline:
         return self._finish(folder, report, Documents(folder))
 
     def _stage(self, number: int, before: Documents) -> tuple[Documents, dict[str, Any]]:
-        name, (kind, options) = self.names[number], self.stages[number - 1]
-        if found := self._found(name, before):
+        name, spec, (kind, options) = self.names[number], self.spec.stages[number - 1], self.stages[number - 1]
+        if found := self.found(name, before):
             return found
-        folder, report = self._fresh(name), StageReport(self.spec.stages[number - 1].kind)
-        outcomes = _checked(kind.run(before, options), before, report)
-        if kind.changes:
+        title = f"{spec.kind} (per {spec.scope})" if spec.scope else spec.kind
+        options = kind.ready(options, self.cache, self.log)
+        return self.write(name, title, kind.changes, scoped_outcomes(kind, options, spec.scope, [before]), before)
+
+    def write(
+        self, name: str, title: str, changes: bool, outcomes: Iterator[Outcome], before: Documents
+    ) -> tuple[Documents, dict[str, Any]]:
+        """Do a step, one outcome a document of `before`: what is left, written to the folder `name`, and the report."""
+        folder, report = self._fresh(name), StageReport(title)
+        checked = _checked(outcomes, before, report)
+        if changes:
             writer = StoreWriter(folder)
-            for _, item in outcomes:
+            for _, item in checked:
                 writer.add(item)
             writer.close()
             return self._finish(folder, report, Documents(folder))
-        kept = array("q", (position for position, _ in outcomes))
+        kept = array("q", (position for position, _ in checked))
         positions = np.array(kept, dtype="<i8")
         positions = positions if before.positions is None else before.positions[positions]
         write_bytes(folder / KEPT, positions.tobytes())
@@ -127,13 +140,13 @@ def _checked(outcomes: Iterator[Outcome], before: Documents, report: StageReport
     for position, (item, outcome) in enumerate(zip(before, outcomes, strict=True)):
         report.count(item, outcome)
         if isinstance(outcome, Kept):
-            yield position, item if outcome.text is None else Item(outcome.text, item.url, item.group)
+            yield position, item if outcome.text is None else replace(item, text=outcome.text)
 
 
 def _accepted(document: Document, raw: bool) -> tuple[Item, Outcome]:
     """A document as bytes, and whether it can be text."""
     text = document.text.encode("utf-8", "surrogatepass") if isinstance(document.text, str) else document.text
-    item = Item(text if isinstance(text, bytes) else b"", document.url, document.group)
+    item = Item(text if isinstance(text, bytes) else b"", document.url, document.group, document.snapshot)
     if document.problem:
         return item, Dropped("malformed", document.problem)
     if raw and isinstance(text, bytes) and text.strip():

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError
 from lm.data.pipeline.store import Documents, Item
 
 REQUIRED = object()  # the default of an option that a config must set
+SNAPSHOT = "snapshot"  # a scope
+BUILT = ".built"  # a folder of the cache; no source can have this name
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,12 @@ class StageSpec:
     Attributes:
         kind: a name of lm.data.pipeline.kinds.KINDS.
         options: what the config sets; the rest has defaults.
+        scope: SNAPSHOT to compare documents within each snapshot only; None: all that the stage sees.
     """
 
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
+    scope: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,19 @@ Run = Callable[[Documents, dict[str, Any]], Iterator[Outcome]]
 
 
 @dataclass(frozen=True)
+class Build:
+    """What a stage makes once for all sources before it runs, in a folder of the cache.
+
+    Attributes:
+        name: options -> name of the folder, with a hash of all that decides what is made; None: nothing is needed.
+        make: (options, folder, log) -> None; does nothing where the folder is complete.
+    """
+
+    name: Callable[[dict[str, Any]], str | None]
+    make: Callable[[dict[str, Any], Path, Callable[[str], None]], None]
+
+
+@dataclass(frozen=True)
 class StageKind:
     """How one kind of stage works.
 
@@ -66,17 +84,29 @@ class StageKind:
         run: (documents, all options) -> one outcome a document, in order; may read the documents more than once.
         options: name -> default, or REQUIRED.
         changes: whether it may change texts; if not, only positions are written.
+        compares: whether a document's outcome depends on others, so that a config may set the scope.
         identity: options -> plain values that change when the outcome may (hashes of files that options name).
         packages: distributions whose version decides the outcome.
         version: raise it when the code's outcome changes.
+        build: of something that `run` needs; it finds the folder as the option `built`.
     """
 
     run: Run
     options: Mapping[str, Any] = field(default_factory=dict)
     changes: bool = False
+    compares: bool = False
     identity: Callable[[dict[str, Any]], Any] | None = None
     packages: tuple[str, ...] = ()
     version: int = 1
+    build: Build | None = None
+
+    def ready(self, options: dict[str, Any], cache: Path, log: Callable[[str], None]) -> dict[str, Any]:
+        """Options for `run`, after building what it needs."""
+        name = self.build.name(options) if self.build else None
+        if self.build is None or name is None:
+            return options
+        self.build.make(options, cache / BUILT / name, log)
+        return {**options, "built": cache / BUILT / name}
 
     def key(self, options: dict[str, Any]) -> Any:
         """Plain values that decide the outcome, given the same input."""

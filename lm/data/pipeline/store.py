@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ class Item:
         text: UTF-8 bytes, or what was read (a page as its server sent it) where `extract` is still to come.
         url: where it is from, None if the source does not say.
         group: documents of one group go to the same split; None: by the text alone.
+        snapshot: the crawl it belongs to, for stages of scope snapshot; None if the source does not say.
     """
 
     text: bytes
     url: str | None = None
     group: str | None = None
+    snapshot: str | None = None
 
     @property
     def string(self) -> str:
@@ -47,7 +50,8 @@ class StoreWriter:
     def add(self, item: Item) -> None:
         """Append a document."""
         self._text.write(item.text)
-        self._meta.write(json.dumps([item.url, item.group]).encode() + b"\n")
+        meta = [item.url, item.group] if item.snapshot is None else [item.url, item.group, item.snapshot]
+        self._meta.write(json.dumps(meta).encode() + b"\n")
         self._position += len(item.text)
         self._ends.append(self._position)
 
@@ -79,6 +83,17 @@ class Documents:
         sizes = np.diff(self._ends, prepend=0)
         return sizes if self.positions is None else sizes[self.positions]
 
+    def subset(self, chosen: NDArray[np.int64]) -> Documents:
+        """Those at some places among these; `chosen` int64, rising."""
+        return Documents(self.base, chosen if self.positions is None else self.positions[chosen])
+
+    def snapshots(self) -> list[str | None]:
+        """Snapshot of each document."""
+        with (self.base / META).open("rb") as meta:
+            # One object a value, not one a document.
+            found = [None if len(about) < 3 else sys.intern(about[2]) for about in map(json.loads, meta)]
+        return found if self.positions is None else [found[position] for position in self.positions.tolist()]
+
     def __iter__(self) -> Iterator[Item]:
         wanted = np.arange(len(self._ends)) if self.positions is None else self.positions
         line = 0
@@ -89,5 +104,5 @@ class Documents:
                 line = position + 1
                 start = int(self._ends[position - 1]) if position else 0
                 text.seek(start)
-                url, group = json.loads(meta.readline())
-                yield Item(text.read(int(self._ends[position]) - start), url, group)
+                about = json.loads(meta.readline())
+                yield Item(text.read(int(self._ends[position]) - start), *about)
