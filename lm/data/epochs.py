@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm.data.order import DataOrder
+from lm.data.order import WEIGHT_TOLERANCE, DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
 from lm.data.slices import SlicedStream, base_of, stream_of
@@ -59,12 +59,12 @@ def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[
 
 
 def repeat_warnings(rows: Sequence[EpochRow]) -> list[str]:
-    """A line for each source that is read more than 4 times."""
+    """A line for each source that is read more than 4 times, the 1% aside that a block's whole counts may be off."""
     return [
         f"source '{row.source}' is repeated {row.epochs:.1f} times ({row.tokens_drawn:,.0f} tokens drawn from"
         f" {row.unique_tokens:,}); above {MAX_EPOCHS:.0f} epochs data is worth less: lower its weight or add text"
         for row in rows
-        if row.epochs > MAX_EPOCHS
+        if row.epochs > MAX_EPOCHS * (1 + WEIGHT_TOLERANCE)
     ]
 
 
