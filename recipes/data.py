@@ -9,6 +9,8 @@ Examples:
   python -m recipes.data table --dir data/demo
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights prose=2,reference=1,code=1
   python -m recipes.data table --dir data/demo --tokens 4e6 --weights 'prose[>=2048]=1,code[>=2048]=1'
+  python -m recipes.data table --dir data/demo --tokens 4e6 --weights temperature=3.33     # or unimax=4
+  python -m recipes.data table --config conf/experiment/demo.yaml --json   # a run's own stages, callbacks too
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from recipes.data_table import add_table_arguments, print_table, run_table
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,11 +46,10 @@ def build_parser() -> argparse.ArgumentParser:
     table = add(
         "table",
         "sources, tokens, epochs",
-        "Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
+        "Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs, and the last"
+        " three per stage. Candidate mixes are compared by small runs with python -m sweeps.mix.",
     )
-    table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
-    table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
-    table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
+    add_table_arguments(table)
     funnel = add(
         "funnel",
         "what each stage took",
@@ -139,7 +140,7 @@ def run_prepare(arguments: argparse.Namespace) -> None:
     if folder is None:
         raise DataError(f"config {arguments.config} names no out; pass --out DIR")
     prepare(config, Path(folder), arguments.overwrite, log=lambda line: print(line, file=sys.stderr, flush=True))
-    print_table(Path(folder), None, None)
+    print_table(Path(folder))
 
 
 def run_verify(folder: Path) -> None:
@@ -169,42 +170,6 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
     print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
 
 
-def print_table(folder: Path, tokens: float | None, weights: str | None) -> None:
-    """Print the epoch table of a data folder, and warnings above 4 epochs."""
-    from lm.data.epochs import epoch_rows, format_table, repeat_warnings
-    from lm.data.order import DataOrder
-    from lm.data.plan import DataPlan, Stage
-    from lm.data.shards import load_manifest
-    from lm.data.slices import train_tokens
-
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise ConfigError(f"--tokens must be positive, got {tokens:g}")
-    manifest = load_manifest(folder)
-    available = manifest.tokens("train")
-    mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
-    order = DataOrder(DataPlan(0, 1, (Stage(0, 1, mix),)), train_tokens(manifest, mix))
-    rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
-    print(format_table(rows))
-    for line in repeat_warnings(rows):
-        print(f"warning: {line}", file=sys.stderr)
-
-
-def parse_weights(text: str) -> dict[str, float]:
-    """`a=2,b=1` as a mapping.
-
-    Raises:
-        ValueError: another form.
-    """
-    weights = {}
-    for part in text.split(","):
-        name, _, value = part.rpartition("=")  # the last one: a slice of a source may hold another, web[>=8192]=1
-        try:
-            weights[name.strip()] = float(value)
-        except ValueError:
-            raise ConfigError(f"--weights takes name=number,name=number, got '{part}'") from None
-    return weights
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0, or 2 after one line on stderr."""
     arguments = build_parser().parse_args(argv)
@@ -217,7 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.command == "funnel":
             print_funnel(arguments.dir, arguments.samples, arguments.json)
         else:
-            print_table(arguments.dir, arguments.tokens, arguments.weights)
+            run_table(arguments)
 
     return exit_status(command, "stopped; the same command goes on from the last finished part")
 

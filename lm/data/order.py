@@ -232,8 +232,18 @@ class DataOrder:
 
     def tokens_drawn(self, total_tokens: int) -> dict[str, float]:
         """Tokens of each source that the first `total_tokens` training tokens take, from the plan alone."""
-        drawn = np.zeros(len(self.source_names))
-        starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
-        for lane, start, stop in zip(self._lanes, starts, [*starts[1:], total_tokens], strict=True):
-            drawn += max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
+        drawn = sum(self._drawn_by_stage(total_tokens), np.zeros(len(self.source_names)))
         return dict(zip(self.source_names, drawn.tolist(), strict=True))
+
+    def tokens_drawn_by_stage(self, total_tokens: int) -> list[dict[str, float]]:
+        """The same of each stage; zeros in one that the run does not reach."""
+        return [
+            dict(zip(self.source_names, drawn.tolist(), strict=True)) for drawn in self._drawn_by_stage(total_tokens)
+        ]
+
+    def _drawn_by_stage(self, total_tokens: int) -> list[NDArray[np.float64]]:
+        starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
+        return [
+            max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
+            for lane, start, stop in zip(self._lanes, starts, [*starts[1:], total_tokens], strict=True)
+        ]
