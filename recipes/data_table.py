@@ -96,13 +96,14 @@ def table_of_config(files: Sequence[Path], folder: Path | None = None, tokens: f
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         cli = parse(arguments)
-    data, steps = cli.datamodule, cli.trainer.max_steps
+    data, trainer = cli.datamodule, cli.trainer
+    steps, callbacks = trainer.max_steps, getattr(trainer, "callbacks", ())
     if steps < 1:
         raise ConfigError("the config names no length of the run: pass --tokens")
-    data.trainer = cli.trainer
+    data.trainer = trainer
     data.setup("validate")
     stage = SimpleNamespace(max_steps=steps, datamodule=data)
-    for callback in cli.trainer.callbacks:
+    for callback in callbacks:
         if isinstance(callback, WSDAnneal | LongContext):
             callback.setup(stage, cli.model, "validate")
     return _content(data.manifest, data.order, data.plan.ramp.tokens(steps), data.mixes)

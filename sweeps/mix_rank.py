@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t as student
 
 from lm.errors import ConfigError
+from recipes.paired import Difference, paired
 
-BETTER, WORSE, OPEN, UNKNOWN, FIRST, MISSING = (
-    "better", "worse", "not told apart", "noise unknown", "first", "no seed in common",
-)  # fmt: skip
+FIRST = "first"
 
 
 @dataclass(frozen=True)
@@ -23,31 +20,6 @@ class MixRun:
     mix: str
     seed: int
     bpb: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A candidate's bits per byte less the first one's, seed by seed.
-
-    Attributes:
-        mean: over the seeds that both have; NaN without one.
-        low, high: 95% interval of the mean, Student's t on the seeds' differences; NaN with fewer than two.
-        by_seed: (seed, difference).
-    """
-
-    mean: float
-    low: float
-    high: float
-    by_seed: tuple[tuple[int, float], ...]
-
-    @property
-    def word(self) -> str:
-        """better, worse, not told apart, noise unknown, or no seed in common."""
-        if not self.by_seed:
-            return MISSING
-        if math.isnan(self.low):
-            return UNKNOWN
-        return BETTER if self.high < 0 else WORSE if self.low > 0 else OPEN
 
 
 @dataclass(frozen=True)
@@ -138,15 +110,3 @@ def rank(
         )
     rows.sort(key=lambda row: row.score)
     return Ranking(mixes[0], tuple(sources), weights, tuple(rows), tuple(mix for mix in mixes if not by_mix[mix]))
-
-
-def paired(differences: Sequence[tuple[int, float]]) -> Difference:
-    """Mean of differences and its 95% interval: mean +- t(.975, n - 1) s / sqrt(n)."""
-    values = np.array([value for _, value in differences])
-    if not len(values):
-        return Difference(math.nan, math.nan, math.nan, ())
-    mean = float(values.mean())
-    if len(values) < 2:
-        return Difference(mean, math.nan, math.nan, tuple(differences))
-    half = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
-    return Difference(mean, mean - half, mean + half, tuple(differences))

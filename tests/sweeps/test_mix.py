@@ -17,12 +17,13 @@ from scipy import stats
 
 from lm.errors import ConfigError
 from plugins.loggers.sweep_ledger import TRUNK, SweepLedger
+from recipes.paired import BETTER, MISSING, OPEN, UNKNOWN, WORSE
 from sweeps import mix
 from sweeps.grid import Corpus, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.mix import sweep_kind
 from sweeps.mix_grid import Candidate, MixSweep, build_mix_grid, load_mix_sweep, mix_table, parse_mix_sweep
-from sweeps.mix_rank import BETTER, FIRST, MISSING, OPEN, UNKNOWN, WORSE, MixRun, rank
+from sweeps.mix_rank import FIRST, MixRun, rank
 from sweeps.mix_report import noise_line, plot_ranking, ranking_dict, ranking_text
 from sweeps.trial import run_cell, trial_spec
 from tests.sweeps.scaling_helpers import mlflow_store
