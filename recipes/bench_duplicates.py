@@ -156,18 +156,23 @@ def write_texts(folder: Path, sources: Sequence[Any], options: argparse.Namespac
 
 def originals(spec: Any, size: float, rng: np.random.Generator) -> list[dict[str, str]]:
     """Documents of a source at random, none a near-duplicate of another: text and a group for its split."""
+    from lm.data.documents import Report, utf8_of
     from lm.data.pipeline.near import clusters, signatures
     from lm.data.sources import kind_of
 
-    found = [d for d in kind_of(spec).documents(spec) if isinstance(d.text, str) and d.text.strip()]
-    texts = [document.text for document in found]
+    found, texts = [], []
+    for document in kind_of(spec).documents(spec):
+        encoded = utf8_of(document.text, Report())
+        if encoded is not None:
+            found.append(document)
+            texts.append(encoded.decode())
     b, r = int(STAGE["bands"]), int(STAGE["rows"])
     cluster = clusters(signatures(texts, b * r), b, r, STAGE["min_similarity"])
     first = np.unique(cluster, return_index=True)[1]
     rows: list[dict[str, str]] = []
     taken = 0
     for i in rng.permutation(first).tolist():
-        taken += len(texts[i].encode("utf-8", "replace"))
+        taken += len(texts[i].encode())
         if taken > size and rows:
             break
         rows.append({"text": texts[i], "group": found[i].group or f"{spec.name}-{i}"})

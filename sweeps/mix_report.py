@@ -97,6 +97,8 @@ def plot_ranking(ranking: Ranking, path: Path) -> None:
     for axis, name in zip(axes, panels, strict=True):
         axis.axvline(0, color=INK, lw=1)
         for place, row in enumerate(rows):
+            if row.difference is None:
+                axis.plot([0], [place], "D", ms=6, color=INK)  # the one that the others are held against
             found = row.difference if name == "mean" else row.by_source.get(name)
             if found is None or not found.by_seed:
                 continue
