@@ -65,6 +65,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """What `run` prints."""
     import torch
 
+    import recipes.build  # noqa: F401  before quiet(), which mends the log handlers that it brings
     from lm.data.shards import load_manifest
     from recipes.cpu import keep_freed_memory
     from recipes.data import load_config
