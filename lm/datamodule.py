@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
 from lm.data.fragmentation import FragmentationRow, fragmentation_rows
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
+from lm.data.mix import Mixes, Settled, shares_of
 from lm.data.order import DataOrder
 from lm.data.packed_windows import reader_of
 from lm.data.packing import packed_counts
@@ -43,7 +45,8 @@ class TokenDataModule(LightningDataModule):
         global_batch_tokens: G, tokens an optimizer step over all ranks and micro-batches; a multiple of T.
         micro_batch_size: windows a rank takes at once; null: its whole share of a step, without accumulation.
         weights: share of each source in training; null: in proportion to its tokens. A name may be a slice of a source
-            by the length of its documents: `web[>=8192]`, `web[<8192]`, `web[1024:8192]`.
+            by the length of its documents: `web[>=8192]`, `web[<8192]`, `web[1024:8192]`. Or a rule (lm.data.mix):
+            `{temperature: 3.33}`, `{unimax: {max_epochs: 4}}`.
         seed: of the data order.
         stages: later stages of the plan, each with its own sequence length and weights (the first is given above). A
             micro-batch keeps its number of tokens in all stages.
@@ -58,6 +61,7 @@ class TokenDataModule(LightningDataModule):
 
     Attributes (after setup):
         manifest, source_names, plan, order, accumulate, micro_batch_size.
+        mixes: what the rules among the weights came to; a resumed run keeps what its checkpoint says.
         source_weights: share of each source in the first stage, its slices taken together.
         validation_sets: (suffix of metric names, source) of each validation loader; the suffix is empty at the first
             stage's sequence length, and `_long` at the longest.
@@ -69,7 +73,7 @@ class TokenDataModule(LightningDataModule):
         sequence_length: int,
         global_batch_tokens: int,
         micro_batch_size: int | None = None,
-        weights: dict[str, float] | None = None,
+        weights: dict[str, Any] | None = None,
         seed: int = 0,
         stages: list[Stage] | None = None,
         validation_windows: int = 512,
@@ -97,6 +101,8 @@ class TokenDataModule(LightningDataModule):
         self.validation_sets: list[tuple[str, str]] = []
         self._contributions: dict[str, Contribution] = {}
         self._saved_accumulate: int | None = None
+        self.mixes: list[Settled] = []
+        self._saved_mixes: list[Settled] = []
         self._is_set_up = False
 
     # -- set up -------------------------------------------------------------------------------------------------
@@ -140,7 +146,6 @@ class TokenDataModule(LightningDataModule):
             self.manifest = load_manifest(self.dir)
             self.source_names = self.manifest.source_names
             self._check_vocabulary()
-            self.source_weights = self._base_weights(self._resolve_weights())
             self.plan = self._make_plan()
             self.order = self._make_order()
             self._is_set_up = True
@@ -156,12 +161,6 @@ class TokenDataModule(LightningDataModule):
                 f" {self.manifest.vocab_size}; set it to that, or prepare the data with the model's vocabulary"
             )
 
-    def _resolve_weights(self) -> dict[str, float]:
-        given = self.manifest.tokens("train") if self.weights is None else self.weights
-        raw = {name: float(weight) for name, weight in given.items()}
-        total = sum(raw.values())
-        return {name: weight / total for name, weight in raw.items()} if total > 0 else raw
-
     def _base_weights(self, mix: Mapping[str, float]) -> dict[str, float]:
         """Share of each source, its slices taken together."""
         weights: dict[str, float] = {}
@@ -171,11 +170,16 @@ class TokenDataModule(LightningDataModule):
         return weights
 
     def _make_plan(self) -> DataPlan:
-        first = Stage(0, self.sequence_length, self._resolve_weights())
+        first = Stage(0, self.sequence_length, self.manifest.tokens("train") if self.weights is None else self.weights)
         ramp = BatchRamp(self.batch_ramp or ((0, self.global_batch_tokens),))
+        max_steps = -1 if self.trainer is None else self.trainer.max_steps
+        mixes = Mixes(self.manifest, ramp, ramp.tokens(max_steps) if max_steps > 0 else None, self._saved_mixes)
         given = [StageChange(stage.from_tokens, stage.sequence_length, stage.weights) for stage in self.later_stages]
         changes = {owner: contribution(ramp) for owner, contribution in self._contributions.items()}
-        stages = stages_of(first, ramp, {"data.stages": given, **changes})
+        first, *later = stages_of(first, ramp, {"data.stages": given, **changes}, mixes.settle)
+        self.mixes = mixes.settled
+        stages = (replace(first, weights=shares_of(first.weights)), *later)
+        self.source_weights = self._base_weights(stages[0].weights)
         return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp, self.packing)
 
     def _make_order(self) -> DataOrder:
@@ -259,6 +263,7 @@ class TokenDataModule(LightningDataModule):
             "skipped": [list(pair) for pair in self.order.skipped],
             "accumulate": self.accumulate,
             "fingerprint": self.fingerprint(),
+            "mixes": [one.plain() for one in self.mixes],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -270,7 +275,10 @@ class TokenDataModule(LightningDataModule):
             ValueError: one line that says which part differs.
         """
         fitting = self._fitting() is not None
-        if fitting:
+        # What had begun keeps its weights, though a run of another length would give others.
+        mixes = [Settled.from_plain(values) for values in state_dict.get("mixes", ())]
+        self._saved_mixes = [one for one in mixes if one.step == 0 or one.step < int(state_dict["step"])]
+        if fitting or mixes:
             self._replan()  # contributions may know more by now
         parts = ("shards", "tokenizer", "plan") if fitting else ("tokenizer",)
         check_fingerprint(state_dict["fingerprint"], self.fingerprint(), parts, int(state_dict["step"]), str(self.dir))

@@ -12,6 +12,8 @@ Examples:
   python -m recipes.data table --dir data/demo --sequence-length 1024 --packing best_fit
   python -m recipes.data lengths --dir data/demo
   python -m recipes.data tokenizer --dir data/demo --language code=code
+  python -m recipes.data table --dir data/demo --tokens 4e6 --weights temperature=3.33     # or unimax=4
+  python -m recipes.data table --config conf/experiment/demo.yaml --json   # a run's own stages, callbacks too
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
 from recipes import data_tokenizer
 from recipes.command import command_parser, exit_status
+from recipes.data_table import add_table_arguments, print_table, run_table
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,13 +51,10 @@ def build_parser() -> argparse.ArgumentParser:
     table = add(
         "table",
         "sources, tokens, epochs",
-        "Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs.",
+        "Per source of the train split: documents, unique tokens, bytes per token, weight, draws, epochs, and the last"
+        " three per stage. Candidate mixes are compared by small runs with python -m sweeps.mix.",
     )
-    table.add_argument("--dir", required=True, type=Path, help="prepared data folder")
-    table.add_argument("--tokens", type=float, help="length of the run (default: one pass over all tokens)")
-    table.add_argument("--weights", help="name=weight,... (default: in proportion to tokens)")
-    table.add_argument("--sequence-length", type=int, help="T: also documents cut and padding of windows so long")
-    table.add_argument("--packing", choices=PACKINGS, default="cut", help="as data.packing; best_fit makes its index")
+    add_table_arguments(table)
     lengths = add(
         "lengths",
         "tokens a document, by source",
@@ -162,7 +161,7 @@ def run_prepare(arguments: argparse.Namespace) -> None:
     if folder is None:
         raise DataError(f"config {arguments.config} names no out; pass --out DIR")
     prepare(config, Path(folder), arguments.overwrite, log=lambda line: print(line, file=sys.stderr, flush=True))
-    print_table(Path(folder), None, None)
+    print_table(Path(folder))
 
 
 def run_verify(folder: Path) -> None:
@@ -211,54 +210,6 @@ def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else format_lengths(rows))
 
 
-def print_table(
-    folder: Path, tokens: float | None, weights: str | None, sequence_length: int | None = None, packing: str = "cut"
-) -> None:
-    """Print the epoch table of a data folder, and warnings above 4 epochs; what windows do to documents if asked."""
-    from lm.data.epochs import epoch_rows, format_table, repeat_warnings
-    from lm.data.fragmentation import format_fragmentation, fragmentation_rows
-    from lm.data.order import DataOrder
-    from lm.data.packing import packed_counts
-    from lm.data.plan import DataPlan, Stage
-    from lm.data.shards import load_manifest
-    from lm.data.slices import train_tokens
-
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise ConfigError(f"--tokens must be positive, got {tokens:g}")
-    if sequence_length is not None and sequence_length < 1:
-        raise ConfigError(f"--sequence-length must be at least 1, got {sequence_length}")
-    if packing != "cut" and sequence_length is None:
-        raise ConfigError(f"--packing {packing} needs --sequence-length: windows are packed for one length")
-    manifest = load_manifest(folder)
-    available = manifest.tokens("train")
-    mix = parse_weights(weights) if weights else {name: float(n) for name, n in available.items()}
-    T = sequence_length or 1
-    plan = DataPlan(0, T, (Stage(0, T, mix),), packing=packing)
-    order = DataOrder(plan, train_tokens(manifest, mix), packed=packed_counts(manifest, plan))
-    rows = epoch_rows(manifest, order, int(tokens or sum(available.values())))
-    print(format_table(rows))
-    if sequence_length is not None:
-        print(f"\n{format_fragmentation(packing, fragmentation_rows(manifest, plan, order.packed))}")
-    for line in repeat_warnings(rows):
-        print(f"warning: {line}", file=sys.stderr)
-
-
-def parse_weights(text: str) -> dict[str, float]:
-    """`a=2,b=1` as a mapping.
-
-    Raises:
-        ValueError: another form.
-    """
-    weights = {}
-    for part in text.split(","):
-        name, _, value = part.rpartition("=")  # the last one: a slice of a source may hold another, web[>=8192]=1
-        try:
-            weights[name.strip()] = float(value)
-        except ValueError:
-            raise ConfigError(f"--weights takes name=number,name=number, got '{part}'") from None
-    return weights
-
-
 def main(argv: list[str] | None = None) -> int:
     """Entry point; 0, or 2 after one line on stderr."""
     arguments = build_parser().parse_args(argv)
@@ -275,9 +226,7 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments.command == "lengths":
             print_lengths(arguments.dir, arguments.json, arguments.plot)
         else:
-            print_table(
-                arguments.dir, arguments.tokens, arguments.weights, arguments.sequence_length, arguments.packing
-            )
+            run_table(arguments)
 
     return exit_status(command, "stopped; the same command goes on from the last finished part")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lm.data.epochs import format_stages, format_table
 from lm.data.flops import flops_until
 from lm.data.fragmentation import format_fragmentation
+from lm.data.mix import format_rules
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.callbacks import run_lock
@@ -99,12 +101,9 @@ def reading_of(trainer: Any) -> str:
     """Stages, epoch table and fragmentation of a run, as text."""
     data = trainer.datamodule
     total = data.plan.ramp.tokens(trainer.max_steps)
-    parts = [
-        format_stages(data.plan, total),
-        format_table(data.epoch_table(total)),
-        format_fragmentation(data.packing, data.fragmentation()),
-    ]
-    return "\n\n".join(parts)
+    stages = "\n".join(filter(None, (format_stages(data.plan, total), format_rules(data.mixes))))
+    fragmentation = format_fragmentation(data.packing, data.fragmentation())
+    return "\n\n".join((stages, format_table(data.epoch_table(total)), fragmentation))
 
 
 def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
@@ -147,4 +146,5 @@ def run_facts(trainer: Any, module: Any) -> dict[str, Any]:
         "git_commit": git_commit(),
         "torch_version": torch.__version__,
         "data_fingerprint": data.fingerprint()["shards"][:16],
+        **({"mix": json.dumps([one.plain() for one in data.mixes])} if data.mixes else {}),
     }

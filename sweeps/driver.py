@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lm.data.mix import rule_of
 from lm.errors import ConfigError
 from plugins.loggers.sweep_ledger import CELL, RUNNING, TRUNK, SweepLedger, this_driver
 from sweeps.cluster import check_nodes
@@ -21,7 +22,9 @@ from sweeps.ray_session import ray_session
 
 def cell_facts(config: SweepConfig, corpus: Corpus) -> dict[str, Any]:
     """Params of every cell that tables of runs have columns for."""
-    sources = config.data.weights or corpus.train_tokens
+    weights = config.data.weights or corpus.train_tokens
+    rule = rule_of(weights, corpus.train_tokens)
+    sources = list(weights) if rule is None else rule.sources or list(corpus.train_tokens)
     return {
         "source": "+".join(sorted(sources)),
         "unique_tokens": sum(corpus.train_tokens.get(name, 0) for name in sources),

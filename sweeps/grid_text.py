@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 
+from lm.data.mix import settled_weights
 from sweeps.config import SweepConfig
 from sweeps.grid import Cell, Corpus
 
@@ -15,7 +16,7 @@ def epoch_warnings(cells: Sequence[Cell], config: SweepConfig, corpus: Corpus) -
     arXiv 2305.16264), and curves with repeats measure something else.
     """
     longest = max(cells, key=lambda cell: cell.tokens)
-    weights: Mapping[str, float] = config.data.weights or corpus.train_tokens
+    weights = settled_weights(config.data.weights or corpus.train_tokens, corpus.train_tokens, longest.tokens)
     total = sum(weights.values())
     lines = []
     for source, weight in weights.items():

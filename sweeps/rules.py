@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lm.errors import ConfigError
 
@@ -166,13 +167,13 @@ class DataSection:
         dir: folder made by `python -m recipes.data prepare`, or its address in a bucket (s3://..., any fsspec scheme),
             which every machine copies once.
         sequence_length: T in tokens.
-        weights: share of each source; None takes them in proportion to their tokens.
+        weights: share of each source, or a rule (lm.data.mix); None takes them in proportion to their tokens.
         validation_windows: windows of each source that the final validation reads.
     """
 
     dir: str = "data/demo"
     sequence_length: int = 128
-    weights: dict[str, float] | None = None
+    weights: dict[str, Any] | None = None
     validation_windows: int = 350
 
     def __post_init__(self) -> None:

@@ -6,8 +6,8 @@ does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -55,24 +55,35 @@ class StageChange:
     Attributes:
         from_tokens: training tokens before it; it begins with the first step at or after them.
         sequence_length: T, tokens a window.
-        weights: share of each source.
+        weights: share of each source, or a rule (lm.data.mix).
         long_documents: how each source's share is split by length; goes on under later weights.
     """
 
     from_tokens: int
     sequence_length: int | None = None
-    weights: Mapping[str, float] | None = None
+    weights: Mapping[str, Any] | None = None
     long_documents: LongDocuments | None = None
 
+
+# Numbers of weights as a config gives them, for the steps from one on up to another (None: the end of the run), and the
+# stages before them.
+Settle = Callable[[Mapping[str, Any], int, int | None, Sequence[Stage]], Mapping[str, float]]
 
 _CHANGED = tuple(field.name for field in fields(StageChange) if field.name != "from_tokens")
 
 
-def stages_of(first: Stage, ramp: BatchRamp, changes: Mapping[str, Sequence[StageChange]]) -> tuple[Stage, ...]:
+def _as_given(weights: Mapping[str, Any], step: int, stop: int | None, before: Sequence[Stage]) -> Mapping[str, float]:
+    return weights
+
+
+def stages_of(
+    first: Stage, ramp: BatchRamp, changes: Mapping[str, Sequence[StageChange]], settle: Settle = _as_given
+) -> tuple[Stage, ...]:
     """The stages of a plan: `first`, and one for each step at which somebody changes something.
 
     Args:
         changes: by the name of their owner, for messages; in any order.
+        settle: makes numbers of weights; asked once for each mix, in the order of their steps.
 
     Raises:
         ConfigError: one owner's changes do not come one after the other, one is at the beginning, or two owners set the
@@ -86,14 +97,18 @@ def stages_of(first: Stage, ramp: BatchRamp, changes: Mapping[str, Sequence[Stag
             step = ramp.first_step_at(change.from_tokens)
             tokens[step] = max(change.from_tokens, tokens.get(step, 0))
             _put(points.setdefault(step, {}), change, owner, step)
+    mixes = [step for step in sorted(points) if "weights" in points[step]]  # where another mix begins
     current: dict[str, Any] = {
         "sequence_length": first.sequence_length,
-        "weights": first.weights,
+        "weights": settle(first.weights, 0, mixes[0] if mixes else None, ()),
         "long_documents": None,
     }
-    stages = [first]
+    stages = [replace(first, weights=current["weights"])]
     for step in sorted(points):
         current |= {name: value for name, (value, _) in points[step].items()}
+        if step in mixes:
+            stop = next((later for later in mixes if later > step), None)
+            current["weights"] = settle(current["weights"], step, stop, stages)
         long_documents = current["long_documents"]
         weights = current["weights"] if long_documents is None else long_documents.split(current["weights"])
         stages.append(Stage(tokens[step], current["sequence_length"], weights))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm.data.order import DataOrder
+from lm.data.order import WEIGHT_TOLERANCE, DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
 from lm.data.slices import SlicedStream, base_of, stream_of
@@ -58,13 +58,62 @@ def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[
     return rows
 
 
+@dataclass(frozen=True)
+class StageRow:
+    """What one stage draws of one source, or slice of one.
+
+    Attributes:
+        from_tokens: training tokens before the stage.
+        sequence_length: T, tokens a window.
+        weight: share of the stage.
+        tokens_drawn: by this stage; 0 where the run ends before it.
+        epochs: tokens_drawn over the source's unique tokens.
+    """
+
+    stage: int
+    from_tokens: int
+    sequence_length: int
+    source: str
+    weight: float
+    tokens_drawn: float
+    epochs: float
+
+
+def stage_rows(order: DataOrder, rows: Sequence[EpochRow], total_tokens: int) -> list[StageRow]:
+    """The epoch table of a run of `total_tokens` by stage; sources that a stage does not draw are left out.
+
+    Args:
+        rows: of epoch_rows, for the unique tokens.
+    """
+    plan, unique = order.plan, {row.source: max(row.unique_tokens, 1) for row in rows}
+    found = []
+    for index, (stage, drawn) in enumerate(zip(plan.stages, order.tokens_drawn_by_stage(total_tokens), strict=True)):
+        begins, whole = plan.ramp.tokens(plan.first_step(index)), sum(stage.weights.values())
+        for name in (name for name in order.source_names if stage.weights.get(name, 0) > 0):
+            weight = stage.weights[name] / whole
+            found.append(
+                StageRow(index, begins, stage.sequence_length, name, weight, drawn[name], drawn[name] / unique[name])
+            )
+    return found
+
+
+def format_stage_rows(rows: Sequence[StageRow]) -> str:
+    """The rows as aligned text."""
+    header = ("stage", "source", "weight", "tokens drawn", "epochs")
+    body = [
+        (str(row.stage), row.source, f"{row.weight:.4f}", f"{row.tokens_drawn:,.0f}", f"{row.epochs:.2f}")
+        for row in rows
+    ]
+    return aligned([header, *body], text_columns=(0, 1))
+
+
 def repeat_warnings(rows: Sequence[EpochRow]) -> list[str]:
-    """A line for each source that is read more than 4 times."""
+    """A line for each source that is read more than 4 times, the 1% aside that a block's whole counts may be off."""
     return [
         f"source '{row.source}' is repeated {row.epochs:.1f} times ({row.tokens_drawn:,.0f} tokens drawn from"
         f" {row.unique_tokens:,}); above {MAX_EPOCHS:.0f} epochs data is worth less: lower its weight or add text"
         for row in rows
-        if row.epochs > MAX_EPOCHS
+        if row.epochs > MAX_EPOCHS * (1 + WEIGHT_TOLERANCE)
     ]
 
 

@@ -256,11 +256,21 @@ class DataOrder:
 
         Where windows are padded, padding is left out at its mean over a source's windows.
         """
-        drawn = np.zeros(len(self.source_names))
+        drawn = sum(self._drawn_by_stage(total_tokens), np.zeros(len(self.source_names)))
+        return dict(zip(self.source_names, drawn.tolist(), strict=True))
+
+    def tokens_drawn_by_stage(self, total_tokens: int) -> list[dict[str, float]]:
+        """The same of each stage; zeros in one that the run does not reach."""
+        return [
+            dict(zip(self.source_names, drawn.tolist(), strict=True)) for drawn in self._drawn_by_stage(total_tokens)
+        ]
+
+    def _drawn_by_stage(self, total_tokens: int) -> list[NDArray[np.float64]]:
         starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
+        drawn = []
         for stage, lane, start, stop in zip(
             self.plan.stages, self._lanes, starts, [*starts[1:], total_tokens], strict=True
         ):
             positions = max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
-            drawn += positions if self.packed is None else positions * self._fill(stage)
-        return dict(zip(self.source_names, drawn.tolist(), strict=True))
+            drawn.append(positions if self.packed is None else positions * self._fill(stage))
+        return drawn

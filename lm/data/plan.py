@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from lm.data.ramp import BatchRamp
 from lm.errors import ConfigError
@@ -23,12 +24,13 @@ class Stage:
         from_tokens: training tokens before the stage starts; rounded up to a whole step.
         sequence_length: T, tokens a window.
         weights: share of each source in the samples, need not sum to 1; sources left out or at 0 are not drawn. A name
-            may be a slice of a source by the length of its documents: `web[>=8192]`, see lm.data.slices.
+            may be a slice of a source by the length of its documents: `web[>=8192]`, see lm.data.slices. In a config
+            also a rule, see lm.data.mix; a plan has numbers.
     """
 
     from_tokens: int
     sequence_length: int
-    weights: Mapping[str, float]
+    weights: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

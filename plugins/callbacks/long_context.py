@@ -28,7 +28,7 @@ class LongStage:
         from_fraction: the same as a share of the run's tokens; give one of the two.
         rope_theta: RoPE base.
         rope_scaling: how RoPE is stretched, see lm.rope_scaling.
-        weights: share of each source.
+        weights: share of each source, as in data.weights.
         long_documents: min_tokens and share: so much of each source's weight goes to its documents of at least
             min_tokens tokens, the rest to its shorter ones; share 1 drops those.
     """
@@ -38,7 +38,7 @@ class LongStage:
     from_fraction: float | None = None
     rope_theta: float | None = None
     rope_scaling: RopeScaling | None = None
-    weights: dict[str, float] | None = None
+    weights: dict[str, Any] | None = None
     long_documents: LongDocuments | None = None
 
     def __post_init__(self) -> None:

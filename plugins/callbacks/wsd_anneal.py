@@ -23,16 +23,16 @@ class WSDAnneal(Callback):
     the cooldown began from, also when it is continued. Sequence length and RoPE stay as they are.
 
     Args:
-        weights: share of each source from there on, as in data.weights; need not sum to 1.
+        weights: share of each source from there on, as in data.weights: numbers, which need not sum to 1, or a rule.
 
     Raises:
         ConfigError: in setup; no decay (cosine), a decay from the first step on, or an unknown source.
     """
 
-    def __init__(self, weights: dict[str, float]):
+    def __init__(self, weights: dict[str, Any]):
         if not weights:
             raise ConfigError("wsd_anneal: weights must name at least one source")
-        self.weights = {name: float(weight) for name, weight in weights.items()}
+        self.weights = dict(weights)
         self._module: LlamaModule | None = None
         self._max_steps = 0
 

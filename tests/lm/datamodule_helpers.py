@@ -35,13 +35,18 @@ def make(folder, **changes) -> TokenDataModule:
 
 
 def attach(
-    data: TokenDataModule, rank: int = 0, world_size: int = 1, step: int = 0, tensor_parallel: int = 1
+    data: TokenDataModule,
+    rank: int = 0,
+    world_size: int = 1,
+    step: int = 0,
+    tensor_parallel: int = 1,
+    max_steps: int = -1,
 ) -> TokenDataModule:
     data.trainer = SimpleNamespace(
         global_rank=rank,
         world_size=world_size,
         global_step=step,
-        max_steps=-1,
+        max_steps=max_steps,
         accumulate_grad_batches=1,
         lightning_module=None,
         state=SimpleNamespace(fn=TrainerFn.FITTING),

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lm.data.files import DataError
+from lm.data.synthetic import write_folder
 from recipes import bench_loader
 from recipes.data import load_config, main
 
@@ -149,3 +150,59 @@ def test_demo_corpus(tmp_path, capsys) -> None:
         assert 5e6 < sum(source["report"]["kept_bytes"].values()) < 60e6
         assert source["splits"]["validation"]["tokens"] > 900 * 128
         assert source["licence"] != "not stated"
+
+
+def test_table_of_a_runs_config_has_every_stage(tmp_path, capsys) -> None:
+    """Stages of the config and of a callback, a rule, both as JSON and as text; the numbers are the plan's."""
+    rng = np.random.default_rng(0)
+    documents = {
+        name: [np.append(rng.integers(1, 300, 49), 0) for _ in range(n)]
+        for name, n in (("prose", 400), ("code", 200), ("reference", 80))
+    }
+    write_folder(tmp_path / "data", {name: {"train": d, "validation": d} for name, d in documents.items()}, 300)
+    anneal = {"class_path": "plugins.callbacks.wsd_anneal.WSDAnneal", "init_args": {"weights": {"code": 1}}}
+    settings = {
+        "tokens": 12_800,
+        "model": {
+            "config": {"vocab_size": 300, "d_model": 16, "n_layers": 1, "n_heads": 2},
+            "optim": {"schedule": {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.25}},
+        },
+        "data": {
+            "dir": str(tmp_path / "data"),
+            "sequence_length": 16,
+            "global_batch_tokens": 128,
+            "weights": {"unimax": {"max_epochs": 1}},
+        },
+        "trainer": {"devices": 64, "strategy": "fsdp", "callbacks": [anneal]},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["table", "--config", str(tmp_path / "run.yaml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # 75 of 100 steps, 9,600 tokens, under unimax: all 4,000 of reference fit above its even part of 3,200.
+    assert [(row["stage"], row["source"]) for row in found["stages"]] == [
+        (0, "prose"), (0, "code"), (0, "reference"), (1, "code"),
+    ]  # fmt: skip
+    assert [row["tokens_drawn"] for row in found["stages"]] == pytest.approx([3200] * 3 + [3200], rel=0.01)
+    assert [row["epochs"] for row in found["stages"]] == pytest.approx([0.16, 0.32, 0.8, 0.32], rel=0.01)
+    assert [row["unique_tokens"] for row in found["sources"]] == [20_000, 10_000, 4_000]
+    assert [row["documents"] for row in found["sources"]] == [400, 200, 80]
+    assert found["sources"][1]["epochs"] == pytest.approx(0.64, rel=0.01) and found["warnings"] == []
+    assert found["rules"][0]["rule"] == {"kind": "unimax", "value": 1.0, "sources": []}
+    assert main(["table", "--config", str(tmp_path / "run.yaml"), "--tokens", "25_600"]) == 0
+    text = capsys.readouterr().out
+    assert "weights from step 0 on, by unimax, max_epochs 1: " in text and "not reached" not in text
+    assert main(["table", "--config", str(tmp_path / "run.yaml"), "--tokens", "1e6"]) == 2
+    assert "unimax with max_epochs 1 has 34,000 tokens to give" in capsys.readouterr().err
+
+
+def test_table_takes_rules_and_says_what_is_missing(config, capsys) -> None:
+    assert main(["prepare", "--config", str(config)]) == 0
+    out = str(config.parent / "out")
+    capsys.readouterr()
+    for weights in ("temperature=2", "{unimax: {max_epochs: 9}, sources: [a]}"):
+        assert main(["table", "--dir", out, "--weights", weights, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["stages"]
+        assert row["weight"] == 1 and row["epochs"] == pytest.approx(1)
+    assert main(["table"]) == 2 and "table needs --dir" in capsys.readouterr().err
+    assert main(["table", "--dir", out, "--weights", "{a: [}"]) == 2
+    assert "--weights is not YAML" in capsys.readouterr().err
