@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
 from lm.data.fragmentation import FragmentationRow, fragmentation_rows
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
-from lm.data.mix import Mixes, Settled, shares_of
+from lm.data.mix import Mixes, Settled
 from lm.data.order import DataOrder
 from lm.data.packed_windows import reader_of
 from lm.data.packing import packed_counts
@@ -176,9 +175,8 @@ class TokenDataModule(LightningDataModule):
         mixes = Mixes(self.manifest, ramp, ramp.tokens(max_steps) if max_steps > 0 else None, self._saved_mixes)
         given = [StageChange(stage.from_tokens, stage.sequence_length, stage.weights) for stage in self.later_stages]
         changes = {owner: contribution(ramp) for owner, contribution in self._contributions.items()}
-        first, *later = stages_of(first, ramp, {"data.stages": given, **changes}, mixes.settle)
+        stages = stages_of(first, ramp, {"data.stages": given, **changes}, mixes.settle)
         self.mixes = mixes.settled
-        stages = (replace(first, weights=shares_of(first.weights)), *later)
         self.source_weights = self._base_weights(stages[0].weights)
         return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp, self.packing)
 

@@ -235,12 +235,14 @@ class Mixes:
     ) -> Mapping[str, float]:
         """The mix of the steps from `step` on, up to the one that brings another (None: the end of the run).
 
+        The first one's shares sum to 1, and so do those of stages that go on with it; later ones stay as given.
+
         Args:
             before: stages of the steps before.
         """
         rule = rule_of(weights, self.manifest.source_names)
         if rule is None:
-            return numbers(weights)
+            return shares_of(numbers(weights)) if step == 0 else numbers(weights)
         found = self.kept.get((step, rule))
         if found is None:
             tokens = train_tokens(self.manifest, rule.sources)
