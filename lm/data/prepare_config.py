@@ -13,6 +13,8 @@ from lm.data.shards import FORMAT_VERSION
 from lm.data.sources import SourceSpec, kind_of
 from lm.data.tokenizer import SPLIT_PATTERN
 
+EXECUTORS = ("local", "ray")
+
 
 @dataclass(frozen=True)
 class PrepareConfig:
@@ -25,6 +27,8 @@ class PrepareConfig:
         validation_fraction: share of documents (or groups) held out.
         shard_tokens: a shard is closed after the document that reaches it.
         tokenizer_file: a given byte-level tokenizer.json, taken as it is; None: train one.
+        executor: local or ray: where parts run. Like workers it changes no byte of what comes out.
+        workers: processes (local), or cores of a Ray of this machine's own.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -33,6 +37,8 @@ class PrepareConfig:
     validation_fraction: float = 0.01
     shard_tokens: int = 1 << 27
     tokenizer_file: Path | None = None
+    executor: str = "local"
+    workers: int = 1
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.sources]
@@ -44,6 +50,10 @@ class PrepareConfig:
             raise DataError(f"tokenizer.vocab_size must be 257 to 200,000, got {self.vocab_size}")
         if self.shard_tokens < 1 or self.tokenizer_sample_bytes < 1:
             raise DataError("shard_tokens and tokenizer.sample_bytes must be positive")
+        if self.executor not in EXECUTORS:
+            raise DataError(f"executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.workers < 1:
+            raise DataError(f"workers must be at least 1, got {self.workers}")
 
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the output's bytes."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
+from lm.data.executor import Executor
 from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pipeline.funnel import source_rows, write_funnel
 from lm.data.pipeline.run import Pipeline, documents_of
@@ -40,8 +41,11 @@ class Preparation:
     `cache` keeps the outcome of each source's own stages, also for a later config (lm.data.pipeline.run).
     """
 
-    def __init__(self, config: PrepareConfig, identity: str, folder: Path, cache: Path, log: Log) -> None:
+    def __init__(
+        self, config: PrepareConfig, identity: str, folder: Path, cache: Path, log: Log, executor: Executor
+    ) -> None:
         self.config, self.identity, self.folder, self.cache, self.log = config, identity, folder, cache, log
+        self.executor = executor
         self.work = folder / "work"
 
     def run(self) -> None:
@@ -99,7 +103,7 @@ class Preparation:
         """Documents of a source after its own stages."""
         if not spec.stages:
             return kind_of(spec).documents(spec)
-        pipeline = Pipeline(spec, self.cache, self.log)
+        pipeline = Pipeline(spec, self.cache, self.log, self.executor)
         documents, reports = pipeline.run()
         pipeline.prune()
         write_json(self.work / spec.name / "stages.json", reports)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm.data.documents import Report, utf8_of
+from lm.data.executor import Executor, Serial
 from lm.data.files import DataError, read_json, sha256_json, write_bytes, write_json
 from lm.data.pipeline.kinds import stage_kind
+from lm.data.pipeline.parts import stage_outcomes
 from lm.data.pipeline.report import StageReport
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, package_version
 from lm.data.pipeline.store import KEPT, TEXT, Documents, Item, StoreWriter
@@ -33,8 +36,14 @@ class Pipeline:
         names: folder of each step in the cache, reading first; known before anything runs.
     """
 
-    def __init__(self, spec: SourceSpec, cache: Path, log: Callable[[str], None] = lambda line: None) -> None:
-        self.spec, self.folder, self.log = spec, cache / spec.name, log
+    def __init__(
+        self,
+        spec: SourceSpec,
+        cache: Path,
+        log: Callable[[str], None] = lambda line: None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.spec, self.folder, self.log, self.executor = spec, cache / spec.name, log, executor or Serial()
         self.raw = bool(spec.stages) and spec.stages[0].kind == "extract"
         self.stages = [stage_kind(stage, f"source '{spec.name}'") for stage in spec.stages]
         parser = package_version(_PARSERS[spec.kind]) if spec.kind in _PARSERS else None
@@ -65,16 +74,19 @@ class Pipeline:
         try:
             report = read_json(folder / "report.json")
             if (folder / TEXT).is_file():
-                documents = Documents(folder)
+                documents = self._documents(folder)
                 whole = int(documents.sizes().sum()) == (folder / TEXT).stat().st_size
             elif before is None:
                 return None
             else:
-                documents = Documents(before.base, np.fromfile(folder / KEPT, dtype="<i8"))
+                documents = self._documents(before.base, np.fromfile(folder / KEPT, dtype="<i8"))
                 whole = True
         except (DataError, OSError):
             return None
         return (documents, report) if whole and len(documents) == report["documents_out"] else None
+
+    def _documents(self, base: Path, positions: NDArray[np.int64] | None = None) -> Documents:
+        return Documents(base, positions, self.executor)
 
     def _fresh(self, name: str) -> Path:
         folder = self.folder / name
@@ -93,25 +105,25 @@ class Pipeline:
             if isinstance(outcome, Kept):
                 writer.add(item)
         writer.close()
-        return self._finish(folder, report, Documents(folder))
+        return self._finish(folder, report, self._documents(folder))
 
     def _stage(self, number: int, before: Documents) -> tuple[Documents, dict[str, Any]]:
         name, (kind, options) = self.names[number], self.stages[number - 1]
         if found := self._found(name, before):
             return found
         folder, report = self._fresh(name), StageReport(self.spec.stages[number - 1].kind)
-        outcomes = _checked(kind.run(before, options), before, report)
+        outcomes = _checked(stage_outcomes(report.stage, before, options), before, report)
         if kind.changes:
             writer = StoreWriter(folder)
             for _, item in outcomes:
                 writer.add(item)
             writer.close()
-            return self._finish(folder, report, Documents(folder))
+            return self._finish(folder, report, self._documents(folder))
         kept = array("q", (position for position, _ in outcomes))
         positions = np.array(kept, dtype="<i8")
         positions = positions if before.positions is None else before.positions[positions]
         write_bytes(folder / KEPT, positions.tobytes())
-        return self._finish(folder, report, Documents(before.base, positions))
+        return self._finish(folder, report, self._documents(before.base, positions))
 
     def _finish(self, folder: Path, report: StageReport, documents: Documents) -> tuple[Documents, dict[str, Any]]:
         plain = report.plain()

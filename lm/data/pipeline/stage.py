@@ -56,6 +56,21 @@ class Dropped:
 
 Outcome = Kept | Dropped
 Run = Callable[[Documents, dict[str, Any]], Iterator[Outcome]]
+DocumentRule = Callable[[Item], Outcome]
+
+
+@dataclass(frozen=True)
+class PerDocument:
+    """A run that looks at one document at a time: parts of the documents may go to several workers.
+
+    Attributes:
+        rule: all options -> what becomes of a document.
+    """
+
+    rule: Callable[[dict[str, Any]], DocumentRule]
+
+    def __call__(self, documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+        return map(self.rule(options), documents)
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,8 @@ class StageKind:
     """How one kind of stage works.
 
     Attributes:
-        run: (documents, all options) -> one outcome a document, in order; may read the documents more than once.
+        run: (documents, all options) -> one outcome a document, in order; may read the documents more than once. A
+            PerDocument where each document is judged by itself.
         options: name -> default, or REQUIRED.
         changes: whether it may change texts; if not, only positions are written.
         identity: options -> plain values that change when the outcome may (hashes of files that options name).
@@ -94,11 +110,6 @@ def package_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         raise DataError(f"the package {name} is missing; install it: pip install 'scalewright[data]'") from None
-
-
-def each(rule: Callable[[Item], Outcome]) -> Callable[[Documents], Iterator[Outcome]]:
-    """A run of a stage that looks at one document at a time."""
-    return lambda documents: (rule(item) for item in documents)
 
 
 def number_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> Any:
