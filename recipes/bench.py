@@ -15,6 +15,8 @@ Examples:
     python -m recipes.bench dashboard what the dashboard adds to the time of a step
     python -m recipes.bench fit       seconds of Epoch's scaling fit and 4,000 refits, beside the reference procedure
     python -m recipes.bench dedup     near-duplicates: documents/s on one core, recall and precision
+    python -m recipes.bench tokenize  tokens/s of prepare's tokenizing on one process and on two
+    python -m recipes.bench prepare   peak memory of preparing synthetic corpora of two sizes
     python -m recipes.bench step --help
 """
 
@@ -27,7 +29,7 @@ from recipes.command import exit_status
 
 _NAMES = (
     *("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu"),
-    *("guard", "dashboard", "traffic", "activations", "dedup"),
+    *("guard", "dashboard", "traffic", "activations", "dedup", "tokenize", "prepare"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 # Named, not imported: sweeps imports recipes, not the other way round.
