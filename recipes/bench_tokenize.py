@@ -1,7 +1,7 @@
 """Tokenizing as `recipes.data prepare` does it: tokens/s on one process and on several, and of `tokenizers` alone.
 
-Text: networkx and botocore as installed, by document; a tokenizer trained on it. Rounds are interleaved; medians. Prints
-JSON:
+Text: networkx and botocore as installed, by document; a tokenizer trained on it. Rounds are interleaved; medians.
+Prints JSON:
     hardware             the cores that this process may use
     tokens_per_s         by number of workers, wall clock
     tokens_per_cpu_s     one worker, in its own processor time: other work on the machine counts less
@@ -81,7 +81,7 @@ def measure(folder: Path, vocab_size: int, n_bytes: int, workers: int, rounds: i
     from lm.data.tokenizer import encode_documents, train_tokenizer
 
     texts = corpus(n_bytes)
-    tokenizer = train_tokenizer(texts[: len(texts) // 4], vocab_size)
+    tokenizer = train_tokenizer(dict.fromkeys(texts), vocab_size)
     path = folder / "tokenizer.json"
     path.write_text(tokenizer.to_str())
     target, digest, dtype = write_text(folder, texts), sha256_file(path), ids_dtype(vocab_size)
@@ -118,7 +118,7 @@ def measure(folder: Path, vocab_size: int, n_bytes: int, workers: int, rounds: i
 def run(argv: list[str]) -> None:
     """`recipes.bench tokenize`."""
     parser = command_parser("recipes.bench tokenize", __doc__)
-    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--vocab-size", type=int, default=16_000)
     parser.add_argument("--bytes", type=float, default=10e6, help="text that is tokenized in a round")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
