@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def paragraphs(rng: random.Random) -> list[str]:
     """Sentences of words with Zipf-like frequencies; some words are not ASCII."""
     letters = "etaoinshrdlucmfwypvbgkäéжд"
     words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(VOCABULARY)]
-    weights = [1 / (rank + 10) for rank in range(VOCABULARY)]
-    return [" ".join(rng.choices(words, weights, k=rng.randint(40, 120))) + "." for _ in range(PARAGRAPHS)]
+    weights = list(accumulate(1 / (rank + 10) for rank in range(VOCABULARY)))
+    return [" ".join(rng.choices(words, cum_weights=weights, k=rng.randint(40, 120))) + "." for _ in range(PARAGRAPHS)]
 
 
 def write_corpus(path: Path, n_bytes: int, document_bytes: int, seed: int = 0) -> None:

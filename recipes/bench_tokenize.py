@@ -29,7 +29,7 @@ def corpus(n_bytes: int) -> list[str]:
 
     specs = [
         SourceSpec("code", "python", options={"packages": ["networkx"]}),
-        SourceSpec("reference", "botocore", options={"services": ["ec2", "iam", "s3", "rds"]}),
+        SourceSpec("reference", "botocore", options={"services": ["iam", "s3", "rds"]}),
     ]
     found = [document.text for spec in specs for document in kind_of(spec).documents(spec)]
     texts = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in found if text]
