@@ -16,6 +16,8 @@ Examples:
     python -m recipes.bench fit       seconds of Epoch's scaling fit and 4,000 refits, beside the reference procedure
     python -m recipes.bench dedup     near-duplicates: documents/s on one core, recall and precision
     python -m recipes.bench duplicates validation loss with 15% near-duplicates, beside the deduplicated corpus
+    python -m recipes.bench tokenize  tokens/s of prepare's tokenizing on one process and on two
+    python -m recipes.bench prepare   peak memory of preparing synthetic corpora of two sizes
     python -m recipes.bench step --help
 """
 
@@ -28,7 +30,7 @@ from recipes.command import exit_status
 
 _NAMES = (
     *("step", "loader", "loss", "attention", "coordinates", "memory", "peers", "gpu"),
-    *("guard", "dashboard", "traffic", "activations", "dedup", "duplicates"),
+    *("guard", "dashboard", "traffic", "activations", "dedup", "duplicates", "tokenize", "prepare"),
 )
 BENCHMARKS = {name: f"recipes.bench_{name}" for name in _NAMES}
 # Named, not imported: sweeps imports recipes, not the other way round.

@@ -2,7 +2,7 @@
 
 Examples:
   python -m recipes.data prepare --config conf/data/demo.yaml
-  python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine
+  python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine --workers 2
   python -m recipes.data verify --dir data/demo
   python -m recipes.data funnel --dir data/web           # what each stage took, and why
   python -m recipes.data funnel --dir data/web --samples # and up to ten documents a rule
@@ -19,14 +19,20 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm.errors import ConfigError
 from recipes import data_tokenizer
 from recipes.command import command_parser, exit_status
 from recipes.data_table import add_table_arguments, print_table, run_table
+
+if TYPE_CHECKING:
+    from lm.data.executor import Executor
+    from lm.data.prepare import PrepareConfig
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     prepare.add_argument("--config", required=True, type=Path, help="YAML file, see conf/data/")
     prepare.add_argument("--out", type=Path, help="output folder (default: `out` of the config)")
     prepare.add_argument("--overwrite", action="store_true", help="replace an output made from another config")
+    prepare.add_argument("--executor", choices=("local", "ray"), help="where parts run (default: of the config, local)")
+    prepare.add_argument("--workers", type=int, help="processes, or cores of a local Ray (default: of the config, 1)")
     table = add(
         "table",
         "sources, tokens, epochs",
@@ -108,7 +116,8 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         raise DataError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise DataError(f"config {path} must be a mapping with sources and tokenizer")
-    _check_keys(raw, {"out", "sources", "stages", "tokenizer", "validation_fraction", "shard_tokens"}, f"config {path}")
+    known = {"out", "sources", "stages", "tokenizer", "validation_fraction", "shard_tokens", "executor", "workers"}
+    _check_keys(raw, known, f"config {path}")
     tokenizer = raw.get("tokenizer") or {}
     _check_keys(tokenizer, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
     given = None
@@ -128,7 +137,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         licence = str(options.get("licence", "not stated"))
         language = str(options["language"]) if options.get("language") else None
         specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages, language))
-    numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens") if key in raw}
+    numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens", "workers") if key in raw}
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
     for key, value in {**numbers, "tokenizer.vocab_size": tokenizer["vocab_size"]}.items():
@@ -137,7 +146,12 @@ def load_config(path: Path) -> tuple[Any, str | None]:
             raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
     shared = stage_specs(raw.get("stages") or [], f"config {path}", shared=True)
     return PrepareConfig(
-        sources=tuple(specs), vocab_size=tokenizer["vocab_size"], tokenizer_file=given, stages=shared, **numbers
+        sources=tuple(specs),
+        vocab_size=tokenizer["vocab_size"],
+        tokenizer_file=given,
+        stages=shared,
+        **numbers,
+        executor=str(raw.get("executor", "local")),
     ), raw.get("out")
 
 
@@ -160,8 +174,26 @@ def run_prepare(arguments: argparse.Namespace) -> None:
     folder = arguments.out or out
     if folder is None:
         raise DataError(f"config {arguments.config} names no out; pass --out DIR")
-    prepare(config, Path(folder), arguments.overwrite, log=lambda line: print(line, file=sys.stderr, flush=True))
+    given = {name: getattr(arguments, name) for name in ("executor", "workers") if getattr(arguments, name) is not None}
+    config = replace(config, **given)
+    with executor_of(config) as executor:
+        prepare(config, Path(folder), arguments.overwrite, log=_log, executor=executor)
     print_table(Path(folder))
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def executor_of(config: PrepareConfig) -> contextlib.AbstractContextManager[Executor]:
+    """What a config's executor and workers name."""
+    from lm.data.executor import Processes, Serial
+
+    if config.executor == "ray":
+        from plugins.executors.ray_executor import RayExecutor
+
+        return RayExecutor(config.workers)
+    return Processes(config.workers) if config.workers > 1 else contextlib.nullcontext(Serial())
 
 
 def run_verify(folder: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from plugins.executors import ray_start
 from sweeps.config import SweepConfig
 from sweeps.corpus_store import absolute, local_corpus
 
@@ -18,14 +19,10 @@ _ANSWER_SECONDS = 300.0  # a node may have to unpack the code and start a Python
 
 
 def code_environment() -> dict[str, Any]:
-    """What Ray's runtime_env needs to bring this checkout's packages to every node: nothing has to be installed there
-    but the dependencies. MLflow's settings (address, user, token) go with it."""
-    root = Path(__file__).resolve().parents[1]
-    return {
-        "py_modules": [str(root / name) for name in PACKAGES],
-        "excludes": ["**/__pycache__", "*.pyc"],
-        "env_vars": {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")},
-    }
+    """What Ray's runtime_env needs to bring this checkout's packages to every node. MLflow's settings (address, user,
+    token) go with it."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    return {**ray_start.code_environment(PACKAGES), "env_vars": settings}
 
 
 def check_nodes(config: SweepConfig, tracking_uri: str) -> None:

@@ -6,30 +6,24 @@ import contextlib
 import logging
 import os
 import signal
-import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from plugins.executors.ray_start import QUIET, start_ray
 from sweeps.cluster import code_environment
 from sweeps.rules import Resources
 
 # Ray reads these when it is imported or started.
 _QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **QUIET,
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a trial as in the driver
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # MLflow holds the results
     "TUNE_FORCE_TRIAL_CLEANUP_S": "1",  # on Ctrl-C do not wait for a trial's long step
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
 }
-_CONNECT_SECONDS = 20.0
-_START_ATTEMPTS = 5
 _OBJECT_STORE_BYTES = 100_000_000  # nothing large passes through it
 
 
@@ -69,19 +63,7 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
     variables = {name: str(resources.cpus) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     code = code_environment() if address else {}
     variables |= {"RAY_CHDIR_TO_TRIAL_DIR": "0", **code.pop("env_vars", {})}
-    common: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": logging.ERROR,
-        "runtime_env": {"env_vars": variables, **code},
-    }
-    if address:
-        _check_answers(address)
-        try:
-            ray.init(address=address, **common)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
-    else:
-        _start_here(cores, common)
+    start_ray(cores, _OBJECT_STORE_BYTES, {"env_vars": variables}, code)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost trial becomes a row, not a traceback
     try:
         node: Any = ray._private.worker._global_node
@@ -89,51 +71,6 @@ def ray_session(cores: int, resources: Resources) -> Iterator[Session]:
         yield _described(session, resources)
     finally:
         ray.shutdown()
-
-
-def _start_here(cores: int, common: dict[str, Any]) -> None:
-    """A Ray of this machine's own. Ray gives its first process 30 s, which a busy machine may need more than once.
-
-    Raises:
-        ConfigError: it did not start in several attempts.
-    """
-    import ray
-
-    for attempt in range(1, _START_ATTEMPTS + 1):
-        try:
-            with _sigterm_blocked():
-                ray.init(
-                    address="local",
-                    num_cpus=cores,
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    **common,
-                )
-            return
-        except Exception as error:  # Ray raises no narrower one
-            if "timed out during startup" not in str(error):
-                raise
-            ray.shutdown()
-            print(f"Ray did not start in time (attempt {attempt} of {_START_ATTEMPTS})", file=sys.stderr, flush=True)
-    raise ConfigError(
-        "Ray did not start on this machine: it is too busy or has too little memory; when it is quieter, the same"
-        " command with --resume goes on"
-    )
-
-
-def _check_answers(address: str) -> None:
-    """Ray itself would wait for ever for an address that nobody answers."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # auto and the like
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _described(name: str, resources: Resources) -> Session:
@@ -154,18 +91,6 @@ def _described(name: str, resources: Resources) -> Session:
             f" the {len(nodes)} nodes have {cpus:g} cores and {gpus:g} GPUs together"
         )
     return Session(name, gpus, "GPUs", slots) if resources.gpus else Session(name, cpus, "cores", slots)
-
-
-@contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Processes started inside never see SIGTERM, as Ray's own never see SIGINT: batch systems and `timeout` send it to
-    the whole group, and a driver whose Ray died first could no longer mark what was cut off. Ray ends them by SIGKILL.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def usable_cores() -> int:

@@ -17,6 +17,7 @@ from lm.data.sources import Document
 
 # 128 bits of sha256: a clash among 1e12 documents has odds of 1e-15, at half the memory.
 DIGEST_BYTES = 16
+PART_BYTES = 2 << 20
 
 
 @dataclass
@@ -62,12 +63,13 @@ def utf8_of(text: Any, report: Report) -> bytes | None:
     """UTF-8 bytes of a document, or None after counting why there are none."""
     if isinstance(text, bytes):
         try:
-            text.decode("utf-8")
+            decoded = text.decode("utf-8")
         except UnicodeDecodeError:
             report.invalid_unicode += 1
             return None
         encoded = text
     elif isinstance(text, str):
+        decoded = text
         try:
             encoded = text.encode("utf-8")
         except UnicodeEncodeError:
@@ -76,7 +78,7 @@ def utf8_of(text: Any, report: Report) -> bytes | None:
     else:
         report.not_text += 1
         return None
-    if not encoded.strip() or not encoded.decode().strip():
+    if not decoded or decoded.isspace():  # no copy, unlike strip: a document may be large
         report.empty += 1
         return None
     return encoded
@@ -86,6 +88,32 @@ def split_of(digest: bytes, group: str | None, validation_fraction: float) -> st
     """Split of a document, from the hash of its text or of its group: the same whatever else is in the corpus."""
     key = digest if group is None else hashlib.sha256(b"group\x00" + group.encode("utf-8", "replace")).digest()
     return "validation" if int.from_bytes(key[:8], "little") < validation_fraction * 2.0**64 else "train"
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Some documents of a text file, one after the other; small, so that it can be sent to whoever reads them.
+
+    Attributes:
+        path: of the text.
+        start: byte at which the first begins.
+        ends: byte after each; int64 [documents].
+    """
+
+    path: Path
+    start: int
+    ends: np.ndarray
+
+    def sizes(self) -> np.ndarray:
+        """UTF-8 bytes of each document; int64 [documents]."""
+        return np.diff(self.ends, prepend=self.start)
+
+    def texts(self) -> Iterator[str]:
+        """The documents."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            for size in self.sizes().tolist():
+                yield file.read(size).decode()
 
 
 class TextFile:
@@ -101,13 +129,17 @@ class TextFile:
 
     def texts(self, first: int = 0) -> Iterator[str]:
         """Documents from number `first` on."""
+        for part in self.parts(first):
+            yield from part.texts()
+
+    def parts(self, first: int = 0) -> Iterator[TextPart]:
+        """Documents from number `first` on, in parts of about PART_BYTES; a larger document is one by itself."""
         ends = self.ends()
-        position = int(ends[first - 1]) if first else 0
-        with self.path.open("rb") as file:
-            file.seek(position)
-            for end in ends[first:].tolist():
-                yield file.read(end - position).decode()
-                position = end
+        while first < len(ends):
+            start = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, start + PART_BYTES, side="right")))
+            yield TextPart(self.path, start, ends[first:last])
+            first = last
 
 
 def collect(

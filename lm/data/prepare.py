@@ -11,6 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
+from lm.data.executor import Executor, Serial
 from lm.data.files import DataError, disk_errors, exclusive, read_json, sha256_json
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import Manifest, load_manifest
@@ -19,12 +20,19 @@ from lm.data.stages import Log, Preparation
 __all__ = ["PrepareConfig", "prepare"]
 
 
-def prepare(config: PrepareConfig, out: Path, overwrite: bool = False, log: Log = lambda line: None) -> Manifest:
+def prepare(
+    config: PrepareConfig,
+    out: Path,
+    overwrite: bool = False,
+    log: Log = lambda line: None,
+    executor: Executor | None = None,
+) -> Manifest:
     """Make the data folder `out`, or return it when it was made from the same config already.
 
     Args:
         overwrite: replace an output that was made from another config.
         log: gets a line after each stage.
+        executor: runs what can be done in parts; None: this process. The output is the same whatever runs them.
 
     Raises:
         DataError: one line; bad config or source, an output of another config, another prepare at work, a full disk.
@@ -48,7 +56,7 @@ def prepare(config: PrepareConfig, out: Path, overwrite: bool = False, log: Log 
                     f"{out} was prepared from another config or other text; pass --overwrite to replace it or choose"
                     " another --out"
                 )
-        Preparation(config, identity, hidden["partial"], hidden["stages"], log).run()
+        Preparation(config, identity, hidden["partial"], hidden["stages"], log, executor or Serial()).run()
         _swap(hidden["partial"], out, hidden["old"])
     log(f"wrote {out}")
     return load_manifest(out)

@@ -14,6 +14,8 @@ from lm.data.shards import FORMAT_VERSION
 from lm.data.sources import SNAPSHOT_OPTIONS, SourceSpec, kind_of
 from lm.data.tokenizer import SPLIT_PATTERN
 
+EXECUTORS = ("local", "ray")
+
 
 @dataclass(frozen=True)
 class PrepareConfig:
@@ -27,6 +29,8 @@ class PrepareConfig:
         shard_tokens: a shard is closed after the document that reaches it.
         tokenizer_file: a given byte-level tokenizer.json, taken as it is; None: train one.
         stages: over the documents of all sources, in the order of `sources`, after each source's own stages.
+        executor: local or ray: where parts run. Like workers it changes no byte of what comes out.
+        workers: processes (local), or cores of a Ray of this machine's own.
     """
 
     sources: tuple[SourceSpec, ...]
@@ -36,6 +40,8 @@ class PrepareConfig:
     shard_tokens: int = 1 << 27
     tokenizer_file: Path | None = None
     stages: tuple[StageSpec, ...] = ()
+    executor: str = "local"
+    workers: int = 1
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.sources]
@@ -54,6 +60,10 @@ class PrepareConfig:
                     f"source '{spec.name}': stage {scoped[0]} has scope snapshot, but no option of the source says what"
                     f" the snapshot of a document is; set {' or '.join(SNAPSHOT_OPTIONS)} (kinds jsonl, warc, dataset)"
                 )
+        if self.executor not in EXECUTORS:
+            raise DataError(f"executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
+        if self.workers < 1:
+            raise DataError(f"workers must be at least 1, got {self.workers}")
 
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the output's bytes."""

@@ -8,6 +8,7 @@ DIR/<source>/<split>/shard-00000.ends   int64, position in the shard of each doc
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,18 +35,63 @@ def write_shard(folder: Path, number: int, documents: Sequence[NDArray[Any]], dt
     Returns:
         The shard's row of the manifest: file, tokens, documents, sha256, ends_sha256.
     """
-    ids = np.concatenate(documents).astype(dtype)
-    ends = (np.cumsum([len(document) for document in documents]) - 1).astype(ENDS_DTYPE)
-    row: dict[str, Any] = {"file": f"shard-{number:05d}.bin", "tokens": len(ids), "documents": len(ends)}
-    for suffix, key, array in ((".ends", "ends_sha256", ends), (".bin", "sha256", ids)):
-        path = folder / f"shard-{number:05d}{suffix}"
-        aside = path.with_name(path.name + ".tmp")
-        with aside.open("wb") as file:
-            file.write(array.data)
+    writer = ShardWriter(folder, number, dtype)
+    for document in documents:
+        writer.add(document, np.array([len(document)]))
+    return writer.close()
+
+
+class ShardWriter:
+    """Writes a shard as its documents come, aside; it is there only after `close`. Memory: 8 bytes a document.
+
+    Attributes:
+        tokens: written so far.
+    """
+
+    def __init__(self, folder: Path, number: int, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype, self.tokens = folder / f"shard-{number:05d}.bin", dtype, 0
+        self._ends = array("q")
+        self._digest = hashlib.sha256()
+        self._file = _aside(self.path).open("wb")
+
+    def add(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        """Append whole documents.
+
+        Args:
+            ids: of all of them, each ended by end-of-text.
+            lengths: tokens of each; int64 [documents].
+        """
+        data = np.ascontiguousarray(ids, self.dtype).data
+        self._file.write(data)
+        self._digest.update(data)
+        self._ends.extend((self.tokens + np.cumsum(lengths) - 1).tolist())
+        self.tokens += len(ids)
+
+    def close(self) -> dict[str, Any]:
+        """Flush to the disk and give both files their names.
+
+        Returns:
+            The shard's row of the manifest: file, tokens, documents, sha256, ends_sha256.
+        """
+        ends_path, ends = self.path.with_suffix(".ends"), np.array(self._ends, dtype=ENDS_DTYPE)
+        with _aside(ends_path).open("wb") as file:
+            file.write(ends.data)
             sync(file)
-        aside.replace(path)
-        row[key] = hashlib.sha256(array.data).hexdigest()
-    return row
+        sync(self._file)
+        self._file.close()
+        for path in (ends_path, self.path):
+            _aside(path).replace(path)
+        return {
+            "file": self.path.name,
+            "tokens": self.tokens,
+            "documents": len(ends),
+            "ends_sha256": hashlib.sha256(ends.data).hexdigest(),
+            "sha256": self._digest.hexdigest(),
+        }
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
-from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.encoder import EncodedPart, encode_part
+from lm.data.executor import Executor
+from lm.data.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.pieces import segments
 from lm.data.pipeline.funnel import source_rows, write_funnel
 from lm.data.pipeline.kinds import prune_built
 from lm.data.pipeline.run import Pipeline, documents_of
 from lm.data.pipeline.shared import after_all_stages
 from lm.data.pipeline.store import Documents
 from lm.data.prepare_config import PrepareConfig
-from lm.data.shards import FORMAT_VERSION, SPLITS, ids_dtype, write_shard
+from lm.data.shards import FORMAT_VERSION, SPLITS, ShardWriter, ids_dtype
 from lm.data.sources import Document, SourceSpec, kind_of
-from lm.data.tokenizer import (
-    byte_lengths,
-    encode_documents,
-    end_of_text_id,
-    load_tokenizer,
-    train_tokenizer,
-)
+from lm.data.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
-BATCH_BYTES = 2 << 20
 PROGRESS_SECONDS = 5.0
 
 Log = Callable[[str], None]
@@ -44,8 +37,11 @@ class Preparation:
     `cache` keeps the outcome of each source's own stages, also for a later config (lm.data.pipeline.run).
     """
 
-    def __init__(self, config: PrepareConfig, identity: str, folder: Path, cache: Path, log: Log) -> None:
+    def __init__(
+        self, config: PrepareConfig, identity: str, folder: Path, cache: Path, log: Log, executor: Executor
+    ) -> None:
         self.config, self.identity, self.folder, self.cache, self.log = config, identity, folder, cache, log
+        self.executor = executor
         self.work = folder / "work"
 
     def run(self) -> None:
@@ -107,7 +103,7 @@ class Preparation:
         if self.config.stages:
             documents, reports = self._after_all_stages[spec.name]
         elif spec.stages:
-            pipeline = Pipeline(spec, self.cache, self.log)
+            pipeline = Pipeline(spec, self.cache, self.log, self.executor)
             documents, reports = pipeline.run()
             pipeline.prune()
         else:
@@ -117,7 +113,7 @@ class Preparation:
 
     @cached_property
     def _after_all_stages(self) -> dict[str, tuple[Documents, list[dict[str, Any]]]]:
-        return after_all_stages(self.config.sources, self.config.stages, self.cache, self.log)
+        return after_all_stages(self.config.sources, self.config.stages, self.cache, self.log, self.executor)
 
     # -- stage 2: tokenizer
 
@@ -139,11 +135,13 @@ class Preparation:
             total = reports[spec.name]["kept_bytes"]["train"]
             taken = 0
             for text in TextFile(self.work / spec.name, "train").texts():
-                digest = hashlib.sha256(b"sample\x00" + text.encode()).digest()
-                size = len(text.encode())
-                if int.from_bytes(digest[:8], "little") < share / total * 2.0**64 and taken + size <= share:
-                    taken += size
-                    yield text
+                encoded = text.encode()
+                digest = hashlib.sha256(b"sample\x00")
+                digest.update(encoded)
+                chosen = int.from_bytes(digest.digest()[:8], "little") < share / total * 2.0**64
+                if chosen and taken + len(encoded) <= share:
+                    taken += len(encoded)
+                    yield from segments(text)
 
     # -- stage 3: shards
 
@@ -167,40 +165,45 @@ class Preparation:
         return {"documents": documents, "tokens": tokens, "utf8_bytes": state["utf8_bytes"], "shards": rows}
 
     def _write_shards(self, name: str, split: str, state: dict[str, Any], progress: Path) -> None:
-        dtype = ids_dtype(self.config.vocab_size)
-        first = sum(row["documents"] for row in state["shards"])
-        pending: list[NDArray[Any]] = []
-        pending_tokens, pending_bytes = 0, 0
+        writer: ShardWriter | None = None
+        utf8_bytes = 0
 
-        def close() -> None:
-            row = write_shard(self.folder / name / split, len(state["shards"]), pending, dtype)
+        def close(full: ShardWriter) -> None:
+            row = full.close()
             state["shards"].append(row)
-            state["utf8_bytes"] += pending_bytes
+            state["utf8_bytes"] += utf8_bytes
             write_json(progress, state)
             self.log(f"{name}/{split}: {row['file']}, {row['tokens']:,} tokens")
 
-        texts = _counted(TextFile(self.work / name, split).texts(first), f"{name}/{split}: %s documents", self.log)
-        for ids, size in self._encode(texts):
-            pending.append(ids)
-            pending_tokens, pending_bytes = pending_tokens + len(ids), pending_bytes + size
-            if pending_tokens >= self.config.shard_tokens:
-                close()
-                pending, pending_tokens, pending_bytes = [], 0, 0
-        if pending:
-            close()
+        for encoded in self._encoded(name, split, sum(row["documents"] for row in state["shards"])):
+            rest: EncodedPart | None = encoded
+            while rest is not None:
+                if writer is None:
+                    number = len(state["shards"])
+                    writer, utf8_bytes = ShardWriter(self.folder / name / split, number, encoded.ids.dtype), 0
+                now, rest = rest.until(self.config.shard_tokens - writer.tokens)
+                writer.add(now.ids, now.lengths)
+                utf8_bytes += int(now.sizes.sum())
+                if writer.tokens >= self.config.shard_tokens:
+                    close(writer)
+                    writer = None
+        if writer is not None:
+            close(writer)
         state["complete"] = True
         write_json(progress, state)
 
-    def _encode(self, texts: Iterator[str]) -> Iterator[tuple[NDArray[Any], int]]:
-        """(ids with end-of-text, UTF-8 bytes) of each text; checked to stand for exactly as many bytes."""
-        tokenizer = load_tokenizer(self.folder)
-        lengths, eot_id = byte_lengths(tokenizer), end_of_text_id(tokenizer)
-        for batch in _batches(texts):
-            for text, ids in zip(batch, encode_documents(tokenizer, batch), strict=True):
-                size = len(text.encode())
-                if int(lengths[ids].sum()) != size or int((ids == eot_id).sum()) != 1:
-                    raise DataError(f"the tokenizer lost text: {size} bytes became {int(lengths[ids].sum())}")
-                yield ids.astype(np.uint32), size
+    def _encoded(self, name: str, split: str, first: int) -> Iterator[EncodedPart]:
+        """Documents from number `first` on as ids, part by part; with a log line every few seconds."""
+        path = self.folder / "tokenizer.json"
+        digest, dtype = sha256_file(path), ids_dtype(self.config.vocab_size)
+        calls = ((part, path, digest, dtype) for part in TextFile(self.work / name, split).parts(first))
+        done, due = first, time.monotonic() + PROGRESS_SECONDS
+        for encoded in self.executor.map(encode_part, calls):
+            yield encoded
+            done += len(encoded.lengths)
+            if time.monotonic() >= due:
+                self.log(f"{name}/{split}: {done:,} documents")
+                due = time.monotonic() + PROGRESS_SECONDS
 
     # -- stage 4: funnel and manifest
 
@@ -255,17 +258,3 @@ def _counted(items: Iterator[T], line: str, log: Log) -> Iterator[T]:
         if time.monotonic() >= due:
             log(line % f"{number:,}")
             due = time.monotonic() + PROGRESS_SECONDS
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of texts of about 2 MB, or of one text that is longer."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

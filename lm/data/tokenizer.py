@@ -13,6 +13,7 @@ from lm.data.files import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 N_BYTES = 256
@@ -34,6 +35,14 @@ SPLIT_PATTERN = "|".join(
 )
 
 
+def pre_tokenizer() -> PreTokenizer:
+    """Text -> pieces of SPLIT_PATTERN, spelled with one character a byte."""
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train on texts; the same texts in the same order give the same tokenizer.
 
@@ -44,19 +53,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     Raises:
         DataError: vocab_size is below 257, or the texts have too few pairs to reach it.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(
             f"tokenizer.vocab_size must be at least {MIN_VOCAB_SIZE} (256 bytes and end-of-text), got {vocab_size}"
         )
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

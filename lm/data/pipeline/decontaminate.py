@@ -14,15 +14,17 @@ from typing import Any
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import (
     REQUIRED,
+    DocumentRule,
     Dropped,
     Kept,
     Outcome,
+    PerDocument,
     StageKind,
     choice_option,
     list_option,
     number_option,
 )
-from lm.data.pipeline.store import Documents
+from lm.data.pipeline.store import Item
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
 
 
@@ -83,28 +85,30 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
     return wanted
 
 
-def decontaminate(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def decontaminate(options: dict[str, Any]) -> DocumentRule:
     """Drop (or flag, and keep) documents that share an n-gram with an evaluation text."""
     n = int(number_option("decontaminate", options, "ngram", LEAST_WORDS, 1000))
     least = int(number_option("decontaminate", options, "min_ngrams", 1, 1e9))
     drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
     wanted = evaluation_ngrams(evaluation_files(options), n)
-    for item in documents:
+
+    def rule(item: Item) -> Outcome:
         found = words(item.string)
         hits = [
             (gram, table[gram]) for length, table in wanted.items() for gram in ngrams(found, length) if gram in table
         ]
         if len(hits) < least:
-            yield Kept()
-            continue
+            return Kept()
         gram, name = hits[0]
         reason, detail = f"overlap with {name}", f"{len(hits)} n-grams, the first: {gram}"
-        yield Dropped(reason, detail) if drop else Kept(notes={reason: 1}, detail=detail)
+        return Dropped(reason, detail) if drop else Kept(notes={reason: 1}, detail=detail)
+
+    return rule
 
 
 KINDS = {
     "decontaminate": StageKind(
-        decontaminate,
+        PerDocument(decontaminate),
         {"files": REQUIRED, "ngram": 13, "min_ngrams": 1, "action": "drop"},
         identity=lambda options: [[path.name, sha256_file(path)] for path in evaluation_files(options)],
     )

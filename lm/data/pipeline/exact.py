@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, AnyStr
 
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, number_option
-from lm.data.pipeline.store import Documents
+from lm.data.pipeline.store import Documents, Part
 
 _DIGEST_BYTES = 16  # 128 bits: a clash among 1e12 texts has odds of 1e-15
 _CHUNK = 1 << 20  # of a text at a time: the list of the words of 100 MB takes 1 GB
@@ -40,13 +41,16 @@ def _digest(text: bytes) -> bytes:
 def exact_documents(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
     """Drop a document whose text, white space aside, is that of an earlier one of the source."""
     seen: set[bytes] = set()
-    for item in documents:
-        digest = _digest(single_spaced(item.text))
+    for digest in chain.from_iterable(documents.gather(_part_digests)):
         if digest in seen:
             yield Dropped("same text as an earlier document")
         else:
             seen.add(digest)
             yield Kept()
+
+
+def _part_digests(part: Part) -> list[bytes]:
+    return [_digest(single_spaced(item.text)) for item in part]
 
 
 def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, each, number_option
-from lm.data.pipeline.store import Documents, Item
+from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind, number_option
+from lm.data.pipeline.store import Item
 
 
-def extract(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def extract(options: dict[str, Any]) -> DocumentRule:
     """HTML as it was served -> text; the encoding is found by trafilatura. Must be the first stage."""
     try:
         import trafilatura
@@ -32,12 +31,12 @@ def extract(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
             return Dropped("no main text")
         return Kept(text.encode("utf-8", "replace"))
 
-    return each(rule)(documents)
+    return rule
 
 
 KINDS = {
     "extract": StageKind(
-        extract,
+        PerDocument(extract),
         {"favor_precision": True, "include_tables": True, "include_comments": False, "max_bytes": 20_000_000},
         changes=True,
         packages=("trafilatura",),

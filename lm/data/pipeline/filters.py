@@ -7,14 +7,13 @@ punctuation as words of its own as spaCy does, since the thresholds were chosen 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind
-from lm.data.pipeline.store import Documents
+from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind
+from lm.data.pipeline.store import Item
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？।॥])[\"'”’)\]]*\s+")
@@ -80,12 +79,16 @@ def _splitter() -> Any:
     return PatternTokenizer()
 
 
-def _run(kind: str, name: str) -> Callable[[Documents, dict[str, Any]], Iterator[Outcome]]:
-    def run(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
-        rule = _filter(kind, name, options)
-        return (_outcome(rule, item.string) for item in documents)
+def _run(kind: str, name: str) -> PerDocument:
+    def rule_of(options: dict[str, Any]) -> DocumentRule:
+        found = _filter(kind, name, options)
 
-    return run
+        def rule(item: Item) -> Outcome:
+            return _outcome(found, item.string)
+
+        return rule
+
+    return PerDocument(rule_of)
 
 
 def _filter(kind: str, name: str, options: dict[str, Any]) -> Any:

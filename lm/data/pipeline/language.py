@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError, sha256_file
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, each, list_option, number_option
-from lm.data.pipeline.store import Documents, Item
+from lm.data.pipeline.stage import (
+    DocumentRule,
+    Dropped,
+    Kept,
+    Outcome,
+    PerDocument,
+    StageKind,
+    list_option,
+    number_option,
+)
+from lm.data.pipeline.store import Item
 
 _MODEL_CHARACTERS = 20_000  # enough to tell; a document of 100 MB would take seconds
 
@@ -67,7 +75,7 @@ def _path(options: dict[str, Any]) -> Path:
     return Path(options["model"]) if options["model"] else packaged_model()
 
 
-def language(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def language(options: dict[str, Any]) -> DocumentRule:
     """Keep documents whose language is one of `languages` with a probability of `threshold` or more."""
     wanted = list_option("language", options, "languages")
     threshold = number_option("language", options, "threshold", 0, 1)
@@ -84,7 +92,7 @@ def language(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]
             return Dropped("language uncertain", f"{label}, p = {probability:.2f}")
         return Kept()
 
-    return each(rule)(documents)
+    return rule
 
 
 def _identity(options: dict[str, Any]) -> Any:
@@ -94,7 +102,7 @@ def _identity(options: dict[str, Any]) -> Any:
 
 KINDS = {
     "language": StageKind(
-        language,
+        PerDocument(language),
         {"languages": ["en"], "threshold": 0.65, "model": None},
         identity=_identity,
         packages=("fasttext-wheel",),

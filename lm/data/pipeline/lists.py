@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,16 +10,17 @@ from urllib.parse import urlsplit
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import (
     REQUIRED,
+    DocumentRule,
     Dropped,
     Kept,
     Outcome,
+    PerDocument,
     StageKind,
     choice_option,
-    each,
     list_option,
     number_option,
 )
-from lm.data.pipeline.store import Documents, Item
+from lm.data.pipeline.store import Item
 from lm.data.words import words
 
 
@@ -49,7 +49,7 @@ def file_hashes(options: dict[str, Any]) -> list[str]:
     return [sha256_file(Path(name)) if Path(name).is_file() else "missing" for name in files]
 
 
-def blocked_words(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def blocked_words(options: dict[str, Any]) -> DocumentRule:
     """Drop a document with more than `max_count` words or phrases of the list, or more than `max_fraction` of words."""
     kind = "blocked_words"
     most = number_option(kind, options, "max_count", 0, 1e9)
@@ -69,10 +69,10 @@ def blocked_words(documents: Documents, options: dict[str, Any]) -> Iterator[Out
             )
         return Kept()
 
-    return each(rule)(documents)
+    return rule
 
 
-def blocked_urls(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def blocked_urls(options: dict[str, Any]) -> DocumentRule:
     """Drop a document by its address: a domain of the list with all below it, or a part of an address (with a /)."""
     listed = entries("blocked_urls", options)
     domains = {entry.removeprefix("www.") for entry in listed if "/" not in entry}
@@ -95,12 +95,12 @@ def blocked_urls(documents: Documents, options: dict[str, Any]) -> Iterator[Outc
             return Dropped("address of the list", item.url)
         return Kept()
 
-    return each(rule)(documents)
+    return rule
 
 
 KINDS = {
     "blocked_words": StageKind(
-        blocked_words, {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0}, identity=file_hashes
+        PerDocument(blocked_words), {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0}, identity=file_hashes
     ),
-    "blocked_urls": StageKind(blocked_urls, {"files": REQUIRED, "missing": "keep"}, identity=file_hashes),
+    "blocked_urls": StageKind(PerDocument(blocked_urls), {"files": REQUIRED, "missing": "keep"}, identity=file_hashes),
 }

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option
-from lm.data.pipeline.store import Documents
+from lm.data.pipeline.store import Documents, Part
 from lm.data.words import each_word, words
 
 _BATCH_WORDS = 1 << 20
@@ -139,7 +139,9 @@ def near_duplicates(documents: Documents, options: dict[str, Any]) -> Iterator[O
     b, r, n = (int(number_option(kind, options, name, 1, 10_000)) for name in ("bands", "rows", "ngram"))
     keep = choice_option(kind, options, "keep", ("first", "longest"))
     least = number_option(kind, options, "min_similarity", 0, 1)
-    signature = signatures((item.string for item in documents), b * r, n, int(options["seed"]))
+    signature = np.concatenate(
+        [np.empty((0, b * r), np.uint32), *documents.gather(_part_signatures, b * r, n, int(options["seed"]))]
+    )
     cluster = clusters(signature, b, r, least)
     chosen = _chosen(cluster, documents.sizes(), keep)
     del signature
@@ -150,6 +152,10 @@ def near_duplicates(documents: Documents, options: dict[str, Any]) -> Iterator[O
         else:
             detail = f"one of {int(sizes[number])}; kept: document {int(chosen[number])} of this stage's input"
             yield Dropped("near-duplicate", detail)
+
+
+def _part_signatures(part: Part, k: int, n: int, seed: int) -> NDArray[np.uint32]:
+    return signatures((item.string for item in part), k, n, seed)
 
 
 def _chosen(cluster: NDArray[np.int64], sizes: NDArray[np.int64], keep: str) -> NDArray[np.int64]:

@@ -10,14 +10,14 @@ import importlib
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import Kept, Outcome, StageKind, each, list_option
-from lm.data.pipeline.store import Documents, Item
+from lm.data.pipeline.stage import DocumentRule, Kept, Outcome, PerDocument, StageKind, list_option
+from lm.data.pipeline.store import Item
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def scrub(text: str, kinds: list[str]) -> tuple[str, Counter[str]]:
     return text, counts
 
 
-def pii(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+def pii(options: dict[str, Any]) -> DocumentRule:
     """Replace personal data; no document goes."""
     kinds = list_option("pii", options, "kinds")
     unknown = [kind for kind in kinds if kind not in RULES]
@@ -142,7 +142,7 @@ def pii(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
         place = text.find(PLACEHOLDERS[next(iter(counts))])
         return Kept(text.encode(), counts, " ".join(text[max(0, place - 60) : place + 60].split()))
 
-    return each(rule)(documents)
+    return rule
 
 
-KINDS = {"pii": StageKind(pii, {"kinds": list(RULES)}, changes=True, packages=("python-stdnum",))}
+KINDS = {"pii": StageKind(PerDocument(pii), {"kinds": list(RULES)}, changes=True, packages=("python-stdnum",))}

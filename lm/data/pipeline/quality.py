@@ -18,8 +18,18 @@ import numpy as np
 
 from lm.data.files import DataError, sha256_file, sha256_json, write_json
 from lm.data.pipeline.language import load_model
-from lm.data.pipeline.stage import Build, Dropped, Kept, Outcome, StageKind, each, list_option, number_option
-from lm.data.pipeline.store import Documents, Item
+from lm.data.pipeline.stage import (
+    Build,
+    DocumentRule,
+    Dropped,
+    Kept,
+    Outcome,
+    PerDocument,
+    StageKind,
+    list_option,
+    number_option,
+)
+from lm.data.pipeline.store import Item
 from lm.data.words import MARKS
 
 VERSION = 1  # of what decides a trained model, besides its inputs and options
@@ -202,11 +212,11 @@ def score(model: Any, line: str, label: str) -> float:
     return min(1.0, next((float(p) for p, name in found if name.removeprefix("__label__") == label), 0.0))
 
 
-def quality(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
-    """Drop documents that score below `threshold`; the funnel counts tenths of the score, kept and dropped."""
+def quality(options: dict[str, Any]) -> DocumentRule:
+    """Drops documents that score below `threshold`; the funnel counts tenths of the score, kept and dropped."""
     threshold = number_option("quality", options, "threshold", 0, 1)
     given = options["model"] is not None
-    model = load_model(Path(options["model"]) if given else options["built"] / "model.bin")
+    model = load_model(Path(options["model"]) if given else Path(options["built"]) / "model.bin")
     label = str(options["label"])
     known = [name.removeprefix("__label__") for name in model.f.getLabels("strict")[0]]
     if label not in known:
@@ -221,12 +231,12 @@ def quality(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
         name, detail = f"quality {tenth / 10:.1f} to {(tenth + 1) / 10:.1f}", f"score {found:.3f}"
         return Kept(notes={name: 1}, detail=detail) if found >= threshold else Dropped(name, detail)
 
-    return each(rule)(documents)
+    return rule
 
 
 KINDS = {
     "quality": StageKind(
-        quality,
+        PerDocument(quality),
         {"positives": None, "negatives": None, "model": None, "label": POSITIVE, "threshold": 0.5, "text": "text",
          "dim": 64, "epochs": 5, "learning_rate": 0.1, "word_ngrams": 2, "buckets": 1 << 18, "min_count": 2, "seed": 0},
         identity=model_inputs,

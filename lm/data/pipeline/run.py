@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm.data.documents import Report, utf8_of
+from lm.data.executor import Executor, Serial
 from lm.data.files import DataError, read_json, sha256_json, write_bytes, write_json
 from lm.data.pipeline.kinds import stage_key, stage_kind
 from lm.data.pipeline.report import StageReport
@@ -36,8 +38,15 @@ class Pipeline:
         key: of what decides the documents that are left.
     """
 
-    def __init__(self, spec: SourceSpec, cache: Path, log: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        cache: Path,
+        log: Callable[[str], None] = lambda line: None,
+        executor: Executor | None = None,
+    ) -> None:
         self.spec, self.cache, self.folder, self.log = spec, cache, cache / spec.name, log
+        self.executor = executor or Serial()
         self.raw = bool(spec.stages) and spec.stages[0].kind == "extract"
         self.stages = [stage_kind(stage, f"source '{spec.name}'") for stage in spec.stages]
         parser = package_version(_PARSERS[spec.kind]) if spec.kind in _PARSERS else None
@@ -70,16 +79,19 @@ class Pipeline:
         try:
             report = read_json(folder / "report.json")
             if (folder / TEXT).is_file():
-                documents = Documents(folder)
+                documents = self._documents(folder)
                 whole = int(documents.sizes().sum()) == (folder / TEXT).stat().st_size
             elif before is None:
                 return None
             else:
-                documents = Documents(before.base, np.fromfile(folder / KEPT, dtype="<i8"))
+                documents = self._documents(before.base, np.fromfile(folder / KEPT, dtype="<i8"))
                 whole = True
         except (DataError, OSError):
             return None
         return (documents, report) if whole and len(documents) == report["documents_out"] else None
+
+    def _documents(self, base: Path, positions: NDArray[np.int64] | None = None) -> Documents:
+        return Documents(base, positions, self.executor)
 
     def _fresh(self, name: str) -> Path:
         folder = self.folder / name
@@ -98,7 +110,7 @@ class Pipeline:
             if isinstance(outcome, Kept):
                 writer.add(item)
         writer.close()
-        return self._finish(folder, report, Documents(folder))
+        return self._finish(folder, report, self._documents(folder))
 
     def _stage(self, number: int, before: Documents) -> tuple[Documents, dict[str, Any]]:
         name, spec, (kind, options) = self.names[number], self.spec.stages[number - 1], self.stages[number - 1]
@@ -106,7 +118,7 @@ class Pipeline:
             return found
         title = f"{spec.kind} (per {spec.scope})" if spec.scope else spec.kind
         options = kind.ready(options, self.cache, self.log)
-        return self.write(name, title, kind.changes, scoped_outcomes(kind, options, spec.scope, [before]), before)
+        return self.write(name, title, kind.changes, scoped_outcomes(spec.kind, options, spec.scope, [before]), before)
 
     def write(
         self, name: str, title: str, changes: bool, outcomes: Iterator[Outcome], before: Documents
@@ -119,12 +131,12 @@ class Pipeline:
             for _, item in checked:
                 writer.add(item)
             writer.close()
-            return self._finish(folder, report, Documents(folder))
+            return self._finish(folder, report, self._documents(folder))
         kept = array("q", (position for position, _ in checked))
         positions = np.array(kept, dtype="<i8")
         positions = positions if before.positions is None else before.positions[positions]
         write_bytes(folder / KEPT, positions.tobytes())
-        return self._finish(folder, report, Documents(before.base, positions))
+        return self._finish(folder, report, self._documents(before.base, positions))
 
     def _finish(self, folder: Path, report: StageReport, documents: Documents) -> tuple[Documents, dict[str, Any]]:
         plain = report.plain()

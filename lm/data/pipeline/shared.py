@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lm.data.executor import Executor
 from lm.data.files import sha256_json
 from lm.data.pipeline.kinds import stage_key, stage_kind
 from lm.data.pipeline.run import Pipeline
@@ -23,14 +24,18 @@ Steps = list[tuple[Documents, dict[str, Any]]]
 
 
 def after_all_stages(
-    sources: Sequence[SourceSpec], stages: Sequence[StageSpec], cache: Path, log: Callable[[str], None]
+    sources: Sequence[SourceSpec],
+    stages: Sequence[StageSpec],
+    cache: Path,
+    log: Callable[[str], None],
+    executor: Executor | None = None,
 ) -> dict[str, tuple[Documents, list[dict[str, Any]]]]:
     """Documents that are left of each source, and the report of each step; what was done before is not done again.
 
     Args:
         stages: over all sources; documents come in the order of the sources, so that the first source keeps most.
     """
-    pipelines = [Pipeline(spec, cache, log) for spec in sources]
+    pipelines = [Pipeline(spec, cache, log, executor) for spec in sources]
     states = [pipeline.run() for pipeline in pipelines]
     documents, reports = [state[0] for state in states], [state[1] for state in states]
     key = sha256_json([[pipeline.spec.name, pipeline.key] for pipeline in pipelines])
@@ -62,7 +67,7 @@ def _run(pipelines: list[Pipeline], name: str, stage: StageSpec, documents: list
     kind, options = stage_kind(stage, "stages")
     title = f"{stage.kind} ({f'per {stage.scope}' if stage.scope else 'all'})"
     options = kind.ready(options, pipelines[0].cache, pipelines[0].log)
-    outcomes = iter(scoped_outcomes(kind, options, stage.scope, documents))
+    outcomes = iter(scoped_outcomes(stage.kind, options, stage.scope, documents))
     return [
         pipeline.write(name, title, kind.changes, islice(outcomes, len(before)), before)
         for pipeline, before in zip(pipelines, documents, strict=True)

@@ -61,6 +61,21 @@ class Dropped:
 
 Outcome = Kept | Dropped
 Run = Callable[[Documents, dict[str, Any]], Iterator[Outcome]]
+DocumentRule = Callable[[Item], Outcome]
+
+
+@dataclass(frozen=True)
+class PerDocument:
+    """A run that looks at one document at a time: parts of the documents may go to several workers.
+
+    Attributes:
+        rule: all options -> what becomes of a document.
+    """
+
+    rule: Callable[[dict[str, Any]], DocumentRule]
+
+    def __call__(self, documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
+        return map(self.rule(options), documents)
 
 
 @dataclass(frozen=True)
@@ -81,7 +96,8 @@ class StageKind:
     """How one kind of stage works.
 
     Attributes:
-        run: (documents, all options) -> one outcome a document, in order; may read the documents more than once.
+        run: (documents, all options) -> one outcome a document, in order; may read the documents more than once. A
+            PerDocument where each document is judged by itself.
         options: name -> default, or REQUIRED.
         changes: whether it may change texts; if not, only positions are written.
         compares: whether a document's outcome depends on others, so that a config may set the scope.
@@ -106,7 +122,7 @@ class StageKind:
         if self.build is None or name is None:
             return options
         self.build.make(options, cache / BUILT / name, log)
-        return {**options, "built": cache / BUILT / name}
+        return {**options, "built": str(cache / BUILT / name)}
 
     def key(self, options: dict[str, Any]) -> Any:
         """Plain values that decide the outcome, given the same input."""
@@ -124,11 +140,6 @@ def package_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         raise DataError(f"the package {name} is missing; install it: pip install 'scalewright[data]'") from None
-
-
-def each(rule: Callable[[Item], Outcome]) -> Callable[[Documents], Iterator[Outcome]]:
-    """A run of a stage that looks at one document at a time."""
-    return lambda documents: (rule(item) for item in documents)
 
 
 def number_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> Any:

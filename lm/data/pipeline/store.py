@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.data.executor import Executor, Serial
 from lm.data.files import sync, write_bytes
 
 TEXT, ENDS, META, KEPT = "documents.text", "documents.ends", "documents.meta", "kept"
+PART_BYTES = 4 << 20
+PART_DOCUMENTS = 20_000
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -63,16 +69,55 @@ class StoreWriter:
         write_bytes(self.folder / ENDS, np.array(self._ends, dtype="<i8").tobytes())
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some documents of a store, one after the other; small, so that it can be sent to whoever reads them.
+
+    Attributes:
+        base: folder of the store.
+        lines: of the documents in the file of addresses; int64 [documents], rising.
+        starts: of their texts in bytes; int64 [documents].
+        stops: int64 [documents].
+        line: of the file of addresses, from which it is read; at most lines[0].
+        offset: of that line in bytes.
+    """
+
+    base: Path
+    lines: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    line: int
+    offset: int
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[Item]:
+        line = self.line
+        with (self.base / TEXT).open("rb") as text, (self.base / META).open("rb") as meta:
+            meta.seek(self.offset)
+            for number, start, stop in zip(self.lines.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True):
+                for _ in range(number - line):
+                    meta.readline()
+                line = number + 1
+                text.seek(start)
+                about = json.loads(meta.readline())
+                yield Item(text.read(stop - start), *about)
+
+
 class Documents:
     """Documents of a store, all or those at some positions; read in order, any number of times, one at a time.
 
     Attributes:
         base: folder of the store.
         positions: int64 [documents], rising; None: all.
+        executor: runs what `gather` asks for.
     """
 
-    def __init__(self, base: Path, positions: NDArray[np.int64] | None = None) -> None:
-        self.base, self.positions = base, positions
+    def __init__(
+        self, base: Path, positions: NDArray[np.int64] | None = None, executor: Executor | None = None
+    ) -> None:
+        self.base, self.positions, self.executor = base, positions, executor or Serial()
         self._ends = np.fromfile(base / ENDS, dtype="<i8")
 
     def __len__(self) -> int:
@@ -85,7 +130,7 @@ class Documents:
 
     def subset(self, chosen: NDArray[np.int64]) -> Documents:
         """Those at some places among these; `chosen` int64, rising."""
-        return Documents(self.base, chosen if self.positions is None else self.positions[chosen])
+        return Documents(self.base, chosen if self.positions is None else self.positions[chosen], self.executor)
 
     def snapshots(self) -> list[str | None]:
         """Snapshot of each document."""
@@ -95,14 +140,31 @@ class Documents:
         return found if self.positions is None else [found[position] for position in self.positions.tolist()]
 
     def __iter__(self) -> Iterator[Item]:
-        wanted = np.arange(len(self._ends)) if self.positions is None else self.positions
-        line = 0
-        with (self.base / TEXT).open("rb") as text, (self.base / META).open("rb") as meta:
-            for position in wanted.tolist():
-                for _ in range(position - line):
-                    meta.readline()
-                line = position + 1
-                start = int(self._ends[position - 1]) if position else 0
-                text.seek(start)
-                about = json.loads(meta.readline())
-                yield Item(text.read(int(self._ends[position]) - start), *about)
+        for part in self.parts():
+            yield from part
+
+    def parts(self) -> Iterator[Part]:
+        """All documents, in parts of about 4 MB (a larger document is one by itself) and 20,000 documents at most."""
+        sizes = self.sizes()
+        lines = np.arange(len(sizes)) if self.positions is None else self.positions
+        stops = self._ends[lines]
+        total = np.cumsum(sizes)
+        first = line = offset = 0
+        with (self.base / META).open("rb") as meta:
+            while first < len(sizes):
+                before = int(total[first - 1]) if first else 0
+                last = int(np.searchsorted(total, before + PART_BYTES, side="right"))
+                last = min(max(last, first + 1), first + PART_DOCUMENTS)
+                here = slice(first, last)
+                yield Part(self.base, lines[here], stops[here] - sizes[here], stops[here], line, offset)
+                while line <= lines[last - 1]:
+                    offset, line = offset + len(meta.readline()), line + 1
+                first = last
+
+    def gather(self, function: Callable[..., R], *arguments: Any) -> Iterator[R]:
+        """function(part, *arguments) of each part, in order, on the executor's workers.
+
+        Args:
+            function: found by its name; its result depends on its arguments alone.
+        """
+        return self.executor.map(function, ((part, *arguments) for part in self.parts()))
