@@ -195,6 +195,6 @@ def test_no_document_and_one_part_without_any(tmp_path) -> None:
     for name in ("exact_documents", "exact_paragraphs", "near_duplicates"):
         kind = KINDS[name]
         for scope in (None, "snapshot"):
-            found = list(outcomes(kind, dict(kind.options), scope, parts))
+            found = list(outcomes(name, dict(kind.options), scope, parts))
             assert [isinstance(outcome, Dropped) for outcome in found] == [False, name != "exact_paragraphs"]
             assert list(outcomes(kind, dict(kind.options), scope, parts[:1])) == []
