@@ -197,4 +197,4 @@ def test_no_document_and_one_part_without_any(tmp_path) -> None:
         for scope in (None, "snapshot"):
             found = list(outcomes(name, dict(kind.options), scope, parts))
             assert [isinstance(outcome, Dropped) for outcome in found] == [False, name != "exact_paragraphs"]
-            assert list(outcomes(kind, dict(kind.options), scope, parts[:1])) == []
+            assert list(outcomes(name, dict(kind.options), scope, parts[:1])) == []
