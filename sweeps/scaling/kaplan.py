@@ -17,7 +17,7 @@ import numpy as np
 from sweeps.scaling.bootstrap import BATCH_VALUES, choose_scheme, draw_counts, draw_noise, draw_sd, residual_noise
 from sweeps.scaling.huber import DELTA, CentredProblem
 from sweeps.scaling.newton import newton_batch
-from sweeps.scaling.optimum import FlopRule, flop_rule, optimum
+from sweeps.scaling.optimum import ByOptimum, FlopRule, flop_rule, optimum
 from sweeps.scaling.parametric import GRADIENT_TOLERANCE, certify, count_agreeing, require_rows
 from sweeps.scaling.table import Array, RunTable
 
@@ -63,7 +63,7 @@ class KaplanProblem(CentredProblem):
 
 
 @dataclass(frozen=True)
-class KaplanFit:
+class KaplanFit(ByOptimum):
     """Kaplan's form with its FLOP rule.
 
     Attributes:
@@ -117,18 +117,6 @@ class KaplanFit:
     def _optimum(self, c_flops: float) -> tuple[float, float, float]:
         n, d, bracket = optimum(self.surface[None], self.rule, c_flops)
         return float(n[0]), float(d[0]), float(bracket[0]) ** self.alpha_d
-
-    def n_opt(self, c_flops: float) -> float:
-        """N*, parameters."""
-        return self._optimum(c_flops)[0]
-
-    def d_opt(self, c_flops: float) -> float:
-        """D*, tokens."""
-        return self._optimum(c_flops)[1]
-
-    def loss_opt(self, c_flops: float) -> float:
-        """Loss at the optimum, nats per token."""
-        return self._optimum(c_flops)[2]
 
     def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
         """Loss of any shape, nats per token."""

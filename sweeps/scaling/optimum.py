@@ -39,6 +39,25 @@ class FlopRule:
         return c_flops / (self.flops_per_parameter_token(n_params) * n_params)
 
 
+class ByOptimum:
+    """N*, D* and the loss at a budget, of a fit that finds all three at once."""
+
+    def _optimum(self, c_flops: float) -> tuple[float, float, float]:
+        raise NotImplementedError
+
+    def n_opt(self, c_flops: float) -> float:
+        """N*, parameters."""
+        return self._optimum(c_flops)[0]
+
+    def d_opt(self, c_flops: float) -> float:
+        """D*, tokens."""
+        return self._optimum(c_flops)[1]
+
+    def loss_opt(self, c_flops: float) -> float:
+        """Loss at the optimum, nats per token."""
+        return self._optimum(c_flops)[2]
+
+
 def flop_rule(table: RunTable) -> FlopRule:
     """Reads k(N) off a table: constant when within 1%, else 6 plus a power law, else a power law."""
     k, log_n = table.c / (table.n * table.d), np.log(table.n)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweeps.scaling.optimum import FlopRule, optimum
+from sweeps.scaling.optimum import ByOptimum, FlopRule, optimum
 from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.table import Array
 
 
 @dataclass(frozen=True)
-class Surface:
+class Surface(ByOptimum):
     """A parametric fit with its FLOP rule, so that it answers questions about budgets.
 
     Attributes:
@@ -58,18 +58,6 @@ class Surface:
     def _optimum(self, c_flops: float) -> tuple[float, float, float]:
         n, d, loss = optimum(self.fit.theta[None], self.rule, c_flops)
         return float(n[0]), float(d[0]), float(loss[0])
-
-    def n_opt(self, c_flops: float) -> float:
-        """N*, parameters."""
-        return self._optimum(c_flops)[0]
-
-    def d_opt(self, c_flops: float) -> float:
-        """D*, tokens."""
-        return self._optimum(c_flops)[1]
-
-    def loss_opt(self, c_flops: float) -> float:
-        """Loss at the optimum, nats per token."""
-        return self._optimum(c_flops)[2]
 
     def loss_at(self, n_params: float, d_tokens: float, c_flops: float) -> float:
         """Loss of any shape, nats per token."""
