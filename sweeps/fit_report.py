@@ -198,9 +198,16 @@ def _convention_lines(report: FitReport) -> list[str]:
         return []
     rows = [("FLOPs as", "N as", "approach", "a (N* ~ C^a)")]
     rows += [
-        (c.flops, c.n, c.approach, f"{c.a:.3f}{_span(Interval(c.low, c.high), lambda v: f'{v:.3f}')}") for c in found
+        (
+            c.flops,
+            c.n,
+            c.approach + ("*" if c.limit else ""),
+            f"{c.a:.3f}{_span(Interval(c.low, c.high), lambda v: f'{v:.3f}')}",
+        )
+        for c in found
     ]
-    return ["", *_columns(rows)]
+    limits = dict.fromkeys(c.limit for c in found if c.limit)
+    return ["", *_columns(rows), *(f"* no answer, only what counting does to it: {limit}" for limit in limits)]
 
 
 def _notes(report: FitReport) -> list[str]:

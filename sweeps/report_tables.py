@@ -84,8 +84,8 @@ def refusals(analysis: Analysis) -> str:
 
 def conventions(rows: Sequence[Any]) -> str:
     """Exponent under every convention the columns allow, a row for each approach and convention."""
-    shown = [[r.approach, r.flops, r.n, f"{r.a:.3f}" + _ends(r.low, r.high)] for r in rows]
-    return table(["approach", "FLOPs counted as", "N counted as", "a (95%)"], shown)
+    shown = [[r.approach, r.flops, r.n, f"{r.a:.3f}" + _ends(r.low, r.high), r.limit] for r in rows]
+    return table(["approach", "FLOPs counted as", "N counted as", "a (95%)", "no answer because"], shown)
 
 
 def _error(share: float) -> str:

@@ -22,6 +22,7 @@ from lm.plan import flops_per_token, n_params
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, near_rows
 from sweeps.scaling.bootstrap import NO_INTERVAL, interval
 from sweeps.scaling.table import Array, FitError, Run, RunTable
+from sweeps.scaling.verdict import serious
 
 # FLOP convention -> the N that goes with it.
 NATURAL = {
@@ -45,6 +46,10 @@ class ConventionExponent:
     """Exponent of N* in C under one convention, by one approach; low and high are the ends of a 95% interval.
 
     For a surface the exponent is the slope of ln N* over ln C from the smallest to the largest C of the table.
+
+    Attributes:
+        limit: why the fit's constants are no answer (`verdict.serious`), so that the exponent only shows what counting
+            otherwise does to it; empty where they are one.
     """
 
     flops: str
@@ -53,6 +58,7 @@ class ConventionExponent:
     a: float
     low: float
     high: float
+    limit: str = ""
 
 
 def conventions(table: RunTable) -> dict[str, RunTable]:
@@ -173,7 +179,8 @@ def _exponent(approach: Approach, table: RunTable, bootstrap: int, options: FitO
             ends = interval(slopes)
         except FitError:  # the noise is not known: the exponent stands without an interval
             pass
-    return ConventionExponent(table.convention, table.n_convention, approach.name, a, ends.low, ends.high)
+    limit = "; ".join(serious(model.flags))
+    return ConventionExponent(table.convention, table.n_convention, approach.name, a, ends.low, ends.high, limit)
 
 
 def _with_budgets(table: RunTable) -> RunTable:

@@ -10,6 +10,7 @@ import pytest
 from lm.config import ModelConfig
 from lm.plan import flops_per_token, n_params
 from sweeps.records import read_runs
+from sweeps.scaling.analysis import analyse
 from sweeps.scaling.approaches import FitOptions
 from sweeps.scaling.conventions import at_common_budgets, conventions, exponents
 from sweeps.scaling.table import FitError, Run, RunTable
@@ -103,3 +104,11 @@ def test_curves_are_brought_to_common_budgets() -> None:
     assert table.c == pytest.approx(6 * table.n * table.d, rel=1e-3)
     with pytest.raises(FitError, match="4 sizes have the 4 runs that interpolation takes"):
         at_common_budgets(table.where(table.n < 3.5e8))
+
+
+def test_a_surface_that_is_refused_says_so_under_every_convention() -> None:
+    """Losses without a floor: the constants are no answer under the table's own counting, nor under another."""
+    table = grid(surface(0.0, 15.0, 17.0, 0.21, 0.14))
+    assert "E at its bound" in analyse(table, ["parametric"], bootstrap=0).refused["parametric"]
+    assert all("E at its bound" in e.limit for e in exponents(table, ("parametric",), bootstrap=0))
+    assert not any(e.limit for e in exponents(grid(surface(*HOFFMANN)), ("parametric",), bootstrap=0))
