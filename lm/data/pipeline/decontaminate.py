@@ -22,7 +22,7 @@ from lm.data.pipeline.stage import (
     StageKind,
     choice_option,
     list_option,
-    number_option,
+    whole_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
@@ -87,8 +87,8 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
 
 def decontaminate(options: dict[str, Any]) -> DocumentRule:
     """Drop (or flag, and keep) documents that share an n-gram with an evaluation text."""
-    n = int(number_option("decontaminate", options, "ngram", LEAST_WORDS, 1000))
-    least = int(number_option("decontaminate", options, "min_ngrams", 1, 1e9))
+    n = whole_option("decontaminate", options, "ngram", LEAST_WORDS, 1000)
+    least = whole_option("decontaminate", options, "min_ngrams", 1, 1e9)
     drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
     wanted = evaluation_ngrams(evaluation_files(options), n)
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from lm.data.files import DataError
+from lm.data.options import text_list
 from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind
 from lm.data.pipeline.store import Item
 
@@ -96,6 +97,8 @@ def _filter(kind: str, name: str, options: dict[str, Any]) -> Any:
         from datatrove.pipeline import filters
     except ImportError:
         raise DataError(f"stage {kind} needs datatrove; install it: pip install 'scalewright[data]'") from None
+    if options.get("stop_words") is not None:  # datatrove would take a string as a list of letters
+        options = {**options, "stop_words": text_list(options["stop_words"])}
     return getattr(filters, name)(language=_splitter(), **options)
 
 
