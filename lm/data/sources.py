@@ -245,6 +245,8 @@ def _jsonl_row(line: str, column: str, where: str) -> tuple[dict[str, Any], str]
         row = json.loads(line)
     except json.JSONDecodeError as error:
         return {}, f"{where} is not JSON ({error.msg}); mend or remove the line"
+    except ValueError as error:  # JSON, but Python refuses numbers of thousands of digits
+        return {}, f"{where} cannot be read ({' '.join(str(error).split(';')[0].split())}); mend or remove the line"
     except RecursionError:
         return {}, f"{where} is nested too deeply; mend or remove the line"
     if not isinstance(row, dict) or column not in row:

@@ -92,10 +92,7 @@ class Preparation:
         documents = _counted(self._documents(spec), f"{spec.name}: %s documents read", self.log)
         report, own = collect(documents, folder, self.config.validation_fraction, seen)
         if not report.read and (spec.stages or self.config.stages):
-            raise DataError(
-                f"source '{spec.name}': its stages left no document (the lines above say what each kept); change their"
-                " options or remove the one that takes all"
-            )
+            raise _nothing_left(spec.name, read_json(folder / "stages.json"))
         require_both_splits(spec.name, report)
         seen |= own
         write_bytes(digests, b"".join(sorted(own)))
@@ -253,6 +250,19 @@ class Preparation:
             },
         }
         write_json(self.folder / "manifest.json", content)
+
+
+def _nothing_left(name: str, reports: list[dict[str, Any]]) -> DataError:
+    """The error of a source whose stages, or its reading, dropped every document."""
+    row = next(row for row in reports if not row["documents_out"])
+    if not row["documents_in"]:
+        return DataError(f"source '{name}' holds no document; add some or remove it")
+    reason, count = next(iter(row["dropped"].items()))  # the most frequent
+    sample = row["samples"].get(reason, [{}])[0].get("detail")
+    return DataError(
+        f"source '{name}': no document is left after {row['stage']} ({count['documents']:,} of {row['documents_in']:,}:"
+        f" {reason}{f', as in: {sample}' if sample else ''}); change the options of the stage or remove it"
+    )
 
 
 def _counted(items: Iterator[T], line: str, log: Log) -> Iterator[T]:

@@ -61,8 +61,9 @@ def evaluation_texts(path: Path) -> Iterator[str]:
             continue
         try:
             yield from strings(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(f"stage decontaminate: {path} line {number} is not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:
+            what = f"{path} line {number} is not JSON that can be read ({str(error).split(';')[0]})"
+            raise DataError(f"stage decontaminate: {what}; mend or remove the line") from None
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -82,6 +83,11 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
             length, grams = lookup_ngrams(text, n)
             for gram in grams:
                 wanted.setdefault(length, {}).setdefault(gram, path.name)
+    if not wanted:
+        raise DataError(
+            f"stage decontaminate: its files hold no text of at least {LEAST_WORDS} words; mend the option files or"
+            " remove the stage"
+        )
     return wanted
 
 

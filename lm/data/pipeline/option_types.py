@@ -41,7 +41,11 @@ def _wrong(kind: str, name: str, default: Any, value: Any) -> str:
         return "" if isinstance(value, str) or value is default else f"text ({QUOTES})"
     if name.endswith("_n_grams"):
         return "" if _pairs(value) else "a list of [n, fraction]"
-    return "" if text_list(value) or value is default is None else "a string or a list of strings, at least one"
+    return (
+        ""
+        if text_list(value) or value is default is None
+        else f"a string or a list of strings, at least one ({QUOTES})"
+    )
 
 
 def _number(value: Any, low: float) -> bool:
