@@ -226,7 +226,11 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
         print(path.read_text(), end="")
         return
     rows = read_json(path)
-    print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
+    try:
+        text = funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else "")
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise DataError(f"{path} is damaged (no funnel); prepare the data again with --overwrite") from None
+    print(text, end="")
 
 
 def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:

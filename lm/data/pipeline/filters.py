@@ -97,9 +97,14 @@ def _filter(kind: str, name: str, options: dict[str, Any]) -> Any:
         from datatrove.pipeline import filters
     except ImportError:
         raise DataError(f"stage {kind} needs datatrove; install it: pip install 'scalewright[data]'") from None
-    if options.get("stop_words") is not None:  # datatrove would take a string as a list of letters
-        options = {**options, "stop_words": text_list(options["stop_words"])}
-    return getattr(filters, name)(language=_splitter(), **options)
+    return getattr(filters, name)(language=_splitter(), **_arguments(options))
+
+
+def _arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as datatrove takes them: one stop word would be a list of its letters."""
+    if options.get("stop_words") is None:
+        return options
+    return {**options, "stop_words": text_list(options["stop_words"])}
 
 
 def _outcome(rule: Any, text: str) -> Outcome:
