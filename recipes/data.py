@@ -103,6 +103,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
     from omegaconf import OmegaConf
 
     from lm.data.files import DataError
+    from lm.data.options import QUOTES, whole
     from lm.data.pipeline.kinds import stage_specs
     from lm.data.prepare import PrepareConfig
     from lm.data.sources import SourceSpec
@@ -118,7 +119,7 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         raise DataError(f"config {path} must be a mapping with sources and tokenizer")
     known = {"out", "sources", "stages", "tokenizer", "validation_fraction", "shard_tokens", "executor", "workers"}
     _check_keys(raw, known, f"config {path}")
-    tokenizer = raw.get("tokenizer") or {}
+    tokenizer = {} if raw.get("tokenizer") is None else raw["tokenizer"]
     _check_keys(tokenizer, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
     given = None
     if "file" in tokenizer:
@@ -133,21 +134,26 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         if not isinstance(options, dict) or "kind" not in options:
             raise DataError(f"source '{name}' in {path} needs a kind")
         rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages", "language")}
-        stages = stage_specs(options.get("stages") or [], f"source '{name}' in {path}")
+        stages = stage_specs([] if options.get("stages") is None else options["stages"], f"source '{name}' in {path}")
         licence = str(options.get("licence", "not stated"))
-        language = str(options["language"]) if options.get("language") else None
+        language = options.get("language")
+        if not isinstance(language, str | None):
+            raise DataError(f"source '{name}' in {path}: language must be a code ({QUOTES}), got {language!r}")
         specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages, language))
-    numbers = {key: raw[key] for key in ("validation_fraction", "shard_tokens", "workers") if key in raw}
+    if not isinstance(raw.get("out"), str | None):
+        raise DataError(f"out in {path} must be a folder ({QUOTES}), got {raw['out']!r}")
+    numbers = {key: whole(raw[key]) for key in ("validation_fraction", "shard_tokens", "workers") if key in raw}
     if "sample_bytes" in tokenizer:
-        numbers["tokenizer_sample_bytes"] = tokenizer["sample_bytes"]
-    for key, value in {**numbers, "tokenizer.vocab_size": tokenizer["vocab_size"]}.items():
+        numbers["tokenizer_sample_bytes"] = whole(tokenizer["sample_bytes"])
+    vocab_size = whole(tokenizer["vocab_size"])
+    for key, value in {**numbers, "tokenizer.vocab_size": vocab_size}.items():
         kind, name = (int | float, "number") if key == "validation_fraction" else (int, "whole number")
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
-    shared = stage_specs(raw.get("stages") or [], f"config {path}", shared=True)
+    shared = stage_specs([] if raw.get("stages") is None else raw["stages"], f"config {path}", shared=True)
     return PrepareConfig(
         sources=tuple(specs),
-        vocab_size=tokenizer["vocab_size"],
+        vocab_size=vocab_size,
         tokenizer_file=given,
         stages=shared,
         **numbers,
@@ -220,7 +226,11 @@ def print_funnel(folder: Path, samples: bool, as_json: bool) -> None:
         print(path.read_text(), end="")
         return
     rows = read_json(path)
-    print(funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else ""), end="")
+    try:
+        text = funnel_table(rows) + ("\n" + funnel_samples(rows) if samples else "")
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise DataError(f"{path} is damaged (no funnel); prepare the data again with --overwrite") from None
+    print(text, end="")
 
 
 def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
 
+MOST_TOKENS = 1e15  # times a block of samples it still is an int64
+
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `recipes.data table`."""
@@ -36,8 +38,8 @@ def run_table(arguments: argparse.Namespace) -> None:
         ConfigError: options that do not go together, or a mix that cannot be.
     """
     tokens = arguments.tokens
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise ConfigError(f"--tokens must be positive, got {tokens:g}")
+    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+        raise ConfigError(f"--tokens must be 1 to {MOST_TOKENS:g}, got {tokens:g}")
     length, packing = arguments.sequence_length, arguments.packing
     if length is not None and length < 1:
         raise ConfigError(f"--sequence-length must be at least 1, got {length}")

@@ -51,7 +51,13 @@ def run(arguments: argparse.Namespace) -> None:
     parallel = {code: _text(Path(path)) for code, path in _pairs("--parallel", arguments.parallel).items()}
     if parallel and "en" not in parallel:
         raise ConfigError("--parallel needs the English text too: en=FILE")
-    report = tokenizer_report(manifest, declared, identify, parallel, int(arguments.max_tokens))
+    try:
+        report = tokenizer_report(manifest, declared, identify, parallel, int(arguments.max_tokens))
+    except (IndexError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        hint = f"python -m recipes.data verify --dir {arguments.dir} says which"
+        raise DataError(f"shards in {arguments.dir} do not fit their tokenizer or are damaged; {hint}") from None
     report.notes.extend([note] if note else [])
     if arguments.json:
         print(json.dumps({**dataclasses.asdict(report), "warnings": report.warnings()}, indent=1))
@@ -71,7 +77,7 @@ def _pairs(option: str, values: Sequence[str]) -> dict[str, str]:
 def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or no name of a file
         raise ConfigError(f"--parallel {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not text.strip():
         raise ConfigError(f"--parallel {path} is empty")

@@ -60,7 +60,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise DataError(f"{path} is damaged (not JSON); prepare the data again with --overwrite") from None
 
 

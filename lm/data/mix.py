@@ -49,6 +49,9 @@ def rule_of(weights: Mapping[str, Any], prepared: Iterable[str] = ()) -> MixRule
     Raises:
         ConfigError: two rules, a rule beside numbers, or a value out of range.
     """
+    odd = [name for name in weights if not isinstance(name, str)]
+    if odd:
+        raise ConfigError(f"weights: {odd[0]!r} is no name of a source; write it in quotes if it is one")
     named = [kind for kind in (TEMPERATURE, UNIMAX) if kind in weights and kind not in set(prepared)]
     if not named:
         return None
@@ -56,9 +59,10 @@ def rule_of(weights: Mapping[str, Any], prepared: Iterable[str] = ()) -> MixRule
     if others:
         raise ConfigError(f"weights: {named[0]} is a rule and stands alone or with sources; remove {', '.join(others)}")
     sources = weights.get("sources") or ()
-    if isinstance(sources, str) or not isinstance(sources, Sequence) or len(set(sources)) != len(sources):
+    listed = isinstance(sources, Sequence) and not isinstance(sources, str)
+    if not listed or not all(isinstance(one, str) for one in sources) or len(set(sources)) != len(sources):
         raise ConfigError(f"weights: sources must be a list of different names, got {sources!r}")
-    return MixRule(named[0], _value(named[0], weights[named[0]]), tuple(str(name) for name in sources))
+    return MixRule(named[0], _value(named[0], weights[named[0]]), tuple(sources))
 
 
 def _value(kind: str, given: Any) -> float:
@@ -67,7 +71,7 @@ def _value(kind: str, given: Any) -> float:
             raise ConfigError(f"weights: unimax takes max_epochs, got {', '.join(map(str, given)) or 'nothing'}")
         given = given["max_epochs"]
     value = _number(f"weights: {kind}", given)
-    if not value > 0 or (kind == UNIMAX and math.isinf(value)):
+    if not value > 1e-300 or (kind == UNIMAX and math.isinf(value)):
         raise ConfigError(f"weights: {kind} must be a positive number, got {given!r}")
     return value
 

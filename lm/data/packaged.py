@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError
+from lm.data.options import text_list
 from lm.data.sources import Document, Kind, SourceSpec
 
 # Part of each identity: raise it when the text that is taken from a package changes.
@@ -40,7 +41,8 @@ def installed_version(requirement: str, source: str) -> tuple[str, str]:
 
 
 def _versions(spec: SourceSpec) -> Any:
-    return [EXTRACTION_VERSION, *(list(installed_version(str(r), spec.name)) for r in spec.options["packages"])]
+    packages = text_list(spec.options["packages"]) or []
+    return [EXTRACTION_VERSION, *(list(installed_version(name, spec.name)) for name in packages)]
 
 
 # -- Bible translations -----------------------------------------------------------------------------------------
@@ -48,8 +50,8 @@ def _versions(spec: SourceSpec) -> Any:
 
 def _bible_documents(spec: SourceSpec) -> Iterator[Document]:
     """One chapter a document. The group is book and chapter, so all translations hold out the same chapters."""
-    for requirement in spec.options["packages"]:
-        name, _ = installed_version(str(requirement), spec.name)
+    for requirement in text_list(spec.options["packages"]) or []:
+        name, _ = installed_version(requirement, spec.name)
         module = importlib.import_module(f"{name.replace('-', '_')}.plain_text_readers_bible")
         bible = module.bible
         titles = {book.value: title for book, title in bible.short_titles.items()}
@@ -97,7 +99,7 @@ def _botocore_documents(spec: SourceSpec) -> Iterator[Document]:
     import botocore
 
     root = Path(botocore.__file__).parent / "data"
-    wanted = spec.options.get("services")
+    wanted = text_list(spec.options.get("services"))
     services = sorted(path.name for path in root.iterdir() if path.is_dir())
     for service in services if wanted is None else wanted:
         versions = sorted((root / service).glob("*/service-2.json.gz"))
@@ -140,9 +142,9 @@ def _split_lines(page: str) -> Iterator[str]:
 
 def _python_documents(spec: SourceSpec) -> Iterator[Document]:
     """One .py file of the named packages a document, as bytes; `exclude` has globs of paths to leave out."""
-    exclude = spec.options.get("exclude") or []
-    for requirement in spec.options["packages"]:
-        name, _ = installed_version(str(requirement), spec.name)
+    exclude = text_list(spec.options.get("exclude")) or []
+    for requirement in text_list(spec.options["packages"]) or []:
+        name, _ = installed_version(requirement, spec.name)
         files = importlib.metadata.files(name) or []
         paths = sorted(str(file) for file in files if file.suffix == ".py")
         for path in paths:

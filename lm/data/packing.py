@@ -27,7 +27,7 @@ from lm.data.best_fit import best_fit, pieces_of
 from lm.data.files import DataError, sha256_json, sync
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
-from lm.data.slices import Slice, parse_slice
+from lm.data.slices import Slice, base_of, parse_slice
 
 # Of the file and of the packing; in the fingerprint of a run, which resumes under the same one only.
 VERSION = 1
@@ -132,6 +132,11 @@ def packed_counts(manifest: Manifest, plan: DataPlan) -> dict[tuple[str, int], P
     if plan.packing == "cut":
         return None
     wanted = {(name, stage.sequence_length) for stage in plan.stages for name, w in stage.weights.items() if w > 0}
+    for name, length in sorted(wanted):
+        source = base_of(name, manifest.source_names)
+        if source in manifest.source_names and length > manifest.tokens("train")[source]:
+            # Packing would take memory in proportion to a length that is a slip of the pen.
+            raise DataError(f"sequence_length {length} is longer than all of source '{source}'; shorten it")
     return {
         (name, length): PackedStream(manifest, name, "train", length).counts
         for name, length in sorted(wanted)

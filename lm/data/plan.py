@@ -73,6 +73,8 @@ class DataPlan:
         for stage in self.stages:
             if any(not math.isfinite(w) or w < 0 for w in stage.weights.values()) or not any(stage.weights.values()):
                 raise ConfigError(f"weights must be 0 or more with one above 0, got {dict(stage.weights)}")
+            if not math.isfinite(sum(stage.weights.values())):
+                raise ConfigError(f"weights are too large to add up, got {dict(stage.weights)}; divide all by the same")
 
     def first_step(self, stage: int) -> int:
         """0-based step at which a stage starts."""

@@ -37,7 +37,7 @@ def prepare(
     Raises:
         DataError: one line; bad config or source, an output of another config, another prepare at work, a full disk.
     """
-    out = Path(os.path.abspath(out))
+    out = _folder(out)
     identity = sha256_json(config.identity())
     hidden = {name: out.parent / f".{out.name}.{name}" for name in ("lock", "partial", "old", "stages")}
     busy = f"another prepare is writing {out}; wait for it or choose another --out"
@@ -60,6 +60,24 @@ def prepare(
         _swap(hidden["partial"], out, hidden["old"])
     log(f"wrote {out}")
     return load_manifest(out)
+
+
+def _folder(out: Path) -> Path:
+    """The absolute path of the output.
+
+    Raises:
+        DataError: no folder can be made there.
+    """
+    if "\0" in str(out):
+        raise DataError(f"out {str(out)!r} is no name of a folder; choose another --out")
+    out = Path(os.path.abspath(out))
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} exists and is not a folder; choose another --out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {out.parent}: {error.strerror}; choose another --out") from None
+    return out
 
 
 def _made_from(out: Path) -> str | None:

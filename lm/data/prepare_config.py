@@ -15,6 +15,7 @@ from lm.data.sources import SNAPSHOT_OPTIONS, SourceSpec, kind_of
 from lm.data.tokenizer import SPLIT_PATTERN
 
 EXECUTORS = ("local", "ray")
+MOST_WORKERS = 1024  # each is a process
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class PrepareConfig:
                 )
         if self.executor not in EXECUTORS:
             raise DataError(f"executor must be one of {', '.join(EXECUTORS)}, got {self.executor!r}")
-        if self.workers < 1:
-            raise DataError(f"workers must be at least 1, got {self.workers}")
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise DataError(f"workers must be 1 to {MOST_WORKERS:,}, got {self.workers}")
 
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the output's bytes."""

@@ -145,11 +145,37 @@ def load_manifest(folder: str | Path) -> Manifest:
     content = read_json(path)
     if not isinstance(content, dict) or content.get("version") != FORMAT_VERSION:
         raise DataError(f"{path} is not of format version {FORMAT_VERSION}; prepare the data again with --overwrite")
+    try:
+        _check_content(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{path} is damaged ({type(error).__name__}: {error})"
+        raise DataError(f"{what}; prepare the data again with --overwrite") from None
     manifest = Manifest(folder, content)
     for name in manifest.source_names:
         for split in SPLITS:
             _check_sizes(manifest, name, split)
     return manifest
+
+
+def _check_content(content: dict[str, Any]) -> None:
+    """Look at every value that is read later; any error says that one is missing or of another type."""
+    if content["dtype"] not in ("<u2", "<u4"):
+        raise ValueError(f"dtype {content['dtype']!r}")
+    numbers = [content["vocab_size"], content["eot_id"]]
+    words = [content["tokenizer_sha256"], content["shards_sha256"]]
+    if not content["sources"]:
+        raise ValueError("no sources")
+    for source in content["sources"].values():
+        for split in SPLITS:
+            part = source["splits"][split]
+            for row in (part, *part["shards"]):
+                numbers += [row["tokens"], row["documents"]]
+            numbers.append(part["utf8_bytes"])
+            words += [row[name] for row in part["shards"] for name in ("file", "sha256", "ends_sha256")]
+    odd = [value for value in numbers if not isinstance(value, int) or value < 0]
+    odd += [value for value in words if not isinstance(value, str)]
+    if odd:
+        raise ValueError(f"{odd[0]!r} cannot be")
 
 
 def _check_sizes(manifest: Manifest, source: str, split: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError, sha256_file
+from lm.data.options import check_source_options, text_list
 from lm.data.pipeline.stage import StageSpec
 
 SNAPSHOT_OPTIONS = ("snapshot", "snapshot_path")  # a column; a pattern in a file's path
@@ -107,7 +108,7 @@ def kind_of(spec: SourceSpec) -> Kind:
     """The spec's kind, with its options checked.
 
     Raises:
-        DataError: unknown kind, unknown or missing option.
+        DataError: unknown kind, unknown or missing option, or one of another type.
     """
     known = kinds()
     if spec.kind not in known:
@@ -118,6 +119,7 @@ def kind_of(spec: SourceSpec) -> Kind:
             raise DataError(
                 f"source '{spec.name}': kind '{spec.kind}' has no option '{option}'; options: {', '.join(kind.options)}"
             )
+    check_source_options(spec.name, spec.options)
     for option in kind.options[: kind.required]:
         if not spec.options.get(option):
             raise DataError(f"source '{spec.name}': kind '{spec.kind}' needs option '{option}'")
@@ -133,10 +135,9 @@ def matching_files(spec: SourceSpec) -> list[Path]:
     Raises:
         DataError: a pattern matches nothing.
     """
-    patterns = spec.options["data_files"]
     found: list[Path] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = sorted(path for path in glob.glob(str(pattern), recursive=True) if Path(path).is_file())
+    for pattern in text_list(spec.options["data_files"]) or []:
+        matches = sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())
         if not matches:
             raise DataError(f"source '{spec.name}': no file matches {pattern} (relative to {Path.cwd()})")
         found += [Path(match) for match in matches if Path(match) not in found]
@@ -244,6 +245,8 @@ def _jsonl_row(line: str, column: str, where: str) -> tuple[dict[str, Any], str]
         row = json.loads(line)
     except json.JSONDecodeError as error:
         return {}, f"{where} is not JSON ({error.msg}); mend or remove the line"
+    except ValueError as error:  # JSON, but Python refuses numbers of thousands of digits
+        return {}, f"{where} cannot be read ({' '.join(str(error).split(';')[0].split())}); mend or remove the line"
     except RecursionError:
         return {}, f"{where} is nested too deeply; mend or remove the line"
     if not isinstance(row, dict) or column not in row:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.encoder import EncodedPart, encode_part
 from lm.data.executor import Executor
-from lm.data.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pieces import segments
 from lm.data.pipeline.funnel import source_rows, write_funnel
 from lm.data.pipeline.kinds import prune_built
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Preparation:
-    """The stages, in one partial folder; `work/` in it holds what only later stages need.
+    """The stages, in one partial folder; `.work/` in it (a name no source can have) is what only later stages need.
 
     `cache` keeps the outcome of each source's own stages, also for a later config (lm.data.pipeline.run).
     """
@@ -42,7 +42,7 @@ class Preparation:
     ) -> None:
         self.config, self.identity, self.folder, self.cache, self.log = config, identity, folder, cache, log
         self.executor = executor
-        self.work = folder / "work"
+        self.work = folder / ".work"
 
     def run(self) -> None:
         """All stages; ends with a complete folder, still under its hidden name."""
@@ -53,7 +53,7 @@ class Preparation:
             splits = self.tokenize_all()
             self.write_funnel(reports, splits)
             self.write_manifest(reports, tokenizer_sha256, splits)
-        # A kill while work/ goes leaves a folder that is complete all the same.
+        # A kill while .work/ goes leaves a folder that is complete all the same.
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_complete(self) -> bool:
@@ -91,6 +91,8 @@ class Preparation:
         folder.mkdir(parents=True, exist_ok=True)
         documents = _counted(self._documents(spec), f"{spec.name}: %s documents read", self.log)
         report, own = collect(documents, folder, self.config.validation_fraction, seen)
+        if not report.read and (spec.stages or self.config.stages):
+            raise _nothing_left(spec.name, read_json(folder / "stages.json"))
         require_both_splits(spec.name, report)
         seen |= own
         write_bytes(digests, b"".join(sorted(own)))
@@ -248,6 +250,19 @@ class Preparation:
             },
         }
         write_json(self.folder / "manifest.json", content)
+
+
+def _nothing_left(name: str, reports: list[dict[str, Any]]) -> DataError:
+    """The error of a source whose stages, or its reading, dropped every document."""
+    row = next(row for row in reports if not row["documents_out"])
+    if not row["documents_in"]:
+        return DataError(f"source '{name}' holds no document; add some or remove it")
+    reason, count = next(iter(row["dropped"].items()))  # the most frequent
+    sample = row["samples"].get(reason, [{}])[0].get("detail")
+    return DataError(
+        f"source '{name}': no document is left after {row['stage']} ({count['documents']:,} of {row['documents_in']:,}:"
+        f" {reason}{f', as in: {sample}' if sample else ''}); change the options of the stage or remove it"
+    )
 
 
 def _counted(items: Iterator[T], line: str, log: Log) -> Iterator[T]:

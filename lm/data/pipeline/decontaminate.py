@@ -22,7 +22,7 @@ from lm.data.pipeline.stage import (
     StageKind,
     choice_option,
     list_option,
-    number_option,
+    whole_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
@@ -61,8 +61,9 @@ def evaluation_texts(path: Path) -> Iterator[str]:
             continue
         try:
             yield from strings(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(f"stage decontaminate: {path} line {number} is not JSON ({error.msg})") from None
+        except (ValueError, RecursionError) as error:
+            what = f"{path} line {number} is not JSON that can be read ({str(error).split(';')[0]})"
+            raise DataError(f"stage decontaminate: {what}; mend or remove the line") from None
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -82,13 +83,18 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
             length, grams = lookup_ngrams(text, n)
             for gram in grams:
                 wanted.setdefault(length, {}).setdefault(gram, path.name)
+    if not wanted:
+        raise DataError(
+            f"stage decontaminate: its files hold no text of at least {LEAST_WORDS} words; mend the option files or"
+            " remove the stage"
+        )
     return wanted
 
 
 def decontaminate(options: dict[str, Any]) -> DocumentRule:
     """Drop (or flag, and keep) documents that share an n-gram with an evaluation text."""
-    n = int(number_option("decontaminate", options, "ngram", LEAST_WORDS, 1000))
-    least = int(number_option("decontaminate", options, "min_ngrams", 1, 1e9))
+    n = whole_option("decontaminate", options, "ngram", LEAST_WORDS, 1000)
+    least = whole_option("decontaminate", options, "min_ngrams", 1, 1e9)
     drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
     wanted = evaluation_ngrams(evaluation_files(options), n)
 

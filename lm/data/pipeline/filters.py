@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from lm.data.files import DataError
+from lm.data.options import text_list
 from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind
 from lm.data.pipeline.store import Item
 
@@ -96,7 +97,14 @@ def _filter(kind: str, name: str, options: dict[str, Any]) -> Any:
         from datatrove.pipeline import filters
     except ImportError:
         raise DataError(f"stage {kind} needs datatrove; install it: pip install 'scalewright[data]'") from None
-    return getattr(filters, name)(language=_splitter(), **options)
+    return getattr(filters, name)(language=_splitter(), **_arguments(options))
+
+
+def _arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as datatrove takes them: one stop word would be a list of its letters."""
+    if options.get("stop_words") is None:
+        return options
+    return {**options, "stop_words": text_list(options["stop_words"])}
 
 
 def _outcome(rule: Any, text: str) -> Outcome:

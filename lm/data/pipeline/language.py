@@ -51,9 +51,12 @@ def load_model(path: Path) -> Any:
         raise DataError("fastText is missing; install it: pip install 'scalewright[data]'") from None
     fasttext.FastText.eprint = lambda *arguments, **options: None  # it warns about its own interface at every load
     try:
-        return fasttext.load_model(str(path))
-    except ValueError as error:
+        model = fasttext.load_model(str(path))
+        if model.f.getLabels("strict")[0]:
+            return model
+    except (ValueError, RuntimeError, MemoryError) as error:
         raise DataError(f"{path} is no fastText model ({error})") from None
+    raise DataError(f"{path} is no fastText classifier, or one that is cut off: it has no labels")
 
 
 def predict(model: Any, text: str) -> tuple[str, float]:

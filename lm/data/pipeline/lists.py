@@ -34,7 +34,7 @@ def entries(kind: str, options: dict[str, Any]) -> list[str]:
     for name in list_option(kind, options, "files"):
         try:
             lines = Path(name).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # not UTF-8, or no name of a file
             raise DataError(f"stage {kind}: cannot read {name} ({type(error).__name__}); it must be UTF-8") from None
         kept = [line.split("#")[0].strip().lower() for line in lines]
         found += [line for line in kept if line]

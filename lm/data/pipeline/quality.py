@@ -28,6 +28,7 @@ from lm.data.pipeline.stage import (
     StageKind,
     list_option,
     number_option,
+    whole_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import MARKS
@@ -160,7 +161,7 @@ def _settings(options: dict[str, Any]) -> dict[str, Any]:
         "seed": ("seed", 0, 2**31 - 1),
     }
     found: dict[str, Any] = {
-        to: int(number_option("quality", options, name, low, high)) for name, (to, low, high) in names.items()
+        to: whole_option("quality", options, name, low, high) for name, (to, low, high) in names.items()
     }
     return {**found, "lr": float(number_option("quality", options, "learning_rate", 1e-6, 100))}
 

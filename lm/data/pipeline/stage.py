@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import DataError
+from lm.data.options import text_list
 from lm.data.pipeline.store import Documents, Item
 
 REQUIRED = object()  # the default of an option that a config must set
@@ -154,6 +155,18 @@ def number_option(kind: str, options: dict[str, Any], name: str, low: float, hig
     return value
 
 
+def whole_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> int:
+    """A whole number within [low, high]; 64e6 is one.
+
+    Raises:
+        DataError: something else.
+    """
+    value = number_option(kind, options, name, low, high)
+    if value != int(value):
+        raise DataError(f"stage {kind}: {name} must be a whole number, got {value!r}")
+    return int(value)
+
+
 def choice_option(kind: str, options: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
     """One of some words.
 
@@ -172,7 +185,7 @@ def list_option(kind: str, options: dict[str, Any], name: str) -> list[str]:
         DataError: another value.
     """
     value = options[name]
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+    values = text_list(value)
+    if values is None:
         raise DataError(f"stage {kind}: {name} must be a string or a list of strings, got {value!r}")
     return values

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option
+from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option, whole_option
 from lm.data.pipeline.store import Documents
 from lm.data.words import MARKS
 
@@ -171,10 +171,10 @@ def repeated_substrings(documents: Documents, options: dict[str, Any]) -> Iterat
     A shard is `shard_bytes` of documents; a longer document is searched in parts, each by itself.
     """
     kind = "repeated_substrings"
-    n = int(number_option(kind, options, "min_tokens", 2, 1e6))
+    n = whole_option(kind, options, "min_tokens", 2, 1e6)
     most = number_option(kind, options, "max_repeated_fraction", 0, 1)
     cut = choice_option(kind, options, "action", ("cut", "drop")) == "cut"
-    size = int(number_option(kind, options, "shard_bytes", 1, 1e10))
+    size = whole_option(kind, options, "shard_bytes", 1, 1e10)
     try:
         import pydivsufsort  # noqa: F401
     except ImportError:
