@@ -1,4 +1,4 @@
-"""The word rule of everything that compares texts: duplicates, blocklists, decontamination, contamination of evaluations.
+"""The word rule of everything that compares texts: duplicates, blocklists, decontamination, contamination.
 
 Words are runs of letters (with their marks) and digits. In scripts that are written without spaces between words each
 letter is one: a run of them is a clause, and two texts that differ in one letter of it would share no word.
@@ -47,8 +47,8 @@ def ngrams(found: list[str], n: int) -> list[str]:
 def lookup_ngrams(text: str, n: int) -> tuple[int, list[str]]:
     """(Length, n-grams) by which an evaluation text is looked up in training text, GPT-3's rule.
 
-    A text of fewer than n words is looked up as a whole, down to LEAST_WORDS, or to LEAST_LETTERS where it holds letters
-    that are words; below, nothing can be said: no n-grams. Brown et al. 2020, arXiv 2005.14165, appendix C.
+    A text of fewer than n words is looked up as a whole, down to LEAST_WORDS, or to LEAST_LETTERS where letters are
+    words; below, nothing can be said: no n-grams. Brown et al. 2020, arXiv 2005.14165, appendix C.
     """
     found = words(text)
     length = min(n, len(found))
