@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,22 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
-from lm.data.changes import StageChange, stages_of
-from lm.data.dropped import with_ranges
-from lm.data.epochs import EpochRow, epoch_rows, repeat_warnings
-from lm.data.fragmentation import FragmentationRow, fragmentation_rows
+from lm.data.epochs import repeat_warnings
 from lm.data.layout import by_batch, micro_batches
 from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
-from lm.data.mix import Mixes, Settled
-from lm.data.order import DataOrder
+from lm.data.mix import Settled
 from lm.data.packed_windows import reader_of
-from lm.data.packing import packed_counts
-from lm.data.plan import DataPlan, Stage
+from lm.data.plan import Stage
+from lm.data.planned import Contribution, PlannedStream
 from lm.data.ramp import BatchRamp
-from lm.data.resume import align_progress, change_accumulation, check_fingerprint, plan_fingerprint
+from lm.data.resume import align_progress, change_accumulation, check_fingerprint
 from lm.data.shards import load_manifest
-from lm.data.slices import base_of, train_tokens
 from lm.data.streams import Layout, TrainStream
 from lm.data.windows import Batch
 from lm.errors import ConfigError
 
-# Says what its owner changes in later stages, given the tokens that steps take.
-Contribution = Callable[[BatchRamp], Sequence[StageChange]]
 
-
-class TokenDataModule(LightningDataModule):
+class TokenDataModule(PlannedStream, LightningDataModule):
     """Packed windows of tokens in an order that depends on (seed, plan, step) alone.
 
     Args:
@@ -160,35 +152,6 @@ class TokenDataModule(LightningDataModule):
                 f" {self.manifest.vocab_size}; set it to that, or prepare the data with the model's vocabulary"
             )
 
-    def _base_weights(self, mix: Mapping[str, float]) -> dict[str, float]:
-        """Share of each source, its slices taken together."""
-        weights: dict[str, float] = {}
-        for name, weight in mix.items():
-            base = base_of(name, self.source_names)
-            weights[base] = weights.get(base, 0.0) + weight
-        return weights
-
-    def _make_plan(self) -> DataPlan:
-        first = Stage(0, self.sequence_length, self.manifest.tokens("train") if self.weights is None else self.weights)
-        ramp = BatchRamp(self.batch_ramp or ((0, self.global_batch_tokens),))
-        max_steps = -1 if self.trainer is None else self.trainer.max_steps
-        mixes = Mixes(self.manifest, ramp, ramp.tokens(max_steps) if max_steps > 0 else None, self._saved_mixes)
-        given = [StageChange(stage.from_tokens, stage.sequence_length, stage.weights) for stage in self.later_stages]
-        changes = {owner: contribution(ramp) for owner, contribution in self._contributions.items()}
-        stages = stages_of(first, ramp, {"data.stages": given, **changes}, mixes.settle)
-        self.mixes = mixes.settled
-        self.source_weights = self._base_weights(stages[0].weights)
-        return DataPlan(self.seed, self.global_batch_tokens, stages, self.batch_ramp, self.packing)
-
-    def _make_order(self) -> DataOrder:
-        tokens = train_tokens(self.manifest, self.plan.source_names())
-        return DataOrder(self.plan, tokens, self.skipped, packed_counts(self.manifest, self.plan))
-
-    def tokens_trained(self, step: int) -> int:
-        """Tokens before a 0-based step; padding, counted at its mean over a source's windows, is not among them."""
-        positions = self.plan.ramp.tokens(step)
-        return positions if self.packing == "cut" else round(sum(self.order.tokens_drawn(positions).values()))
-
     def _set_layout(self) -> None:
         world_size = self._rank_and_world()[1]
         self.micro_batch_size, self.accumulate = micro_batches(self.plan, world_size, self.requested_micro_batch_size)
@@ -206,22 +169,8 @@ class TokenDataModule(LightningDataModule):
     def _fitting(self) -> Trainer | None:
         return self.trainer if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING else None
 
-    # -- epochs -------------------------------------------------------------------------------------------------
-
-    def epoch_table(self, total_tokens: int | None = None) -> list[EpochRow]:
-        """Per source: documents, unique tokens, bytes per token, weight, tokens drawn, epochs; from the plan alone.
-
-        Args:
-            total_tokens: length of the run; None: the trainer's max_steps.
-        """
-        if total_tokens is None:
-            max_steps = -1 if self.trainer is None else self.trainer.max_steps
-            total_tokens = self.plan.ramp.tokens(max(max_steps, 0))
-        return epoch_rows(self.manifest, self.order, total_tokens)
-
-    def fragmentation(self) -> list[FragmentationRow]:
-        """Per source and sequence length: documents that windows cut, and padding; one pass over the document ends."""
-        return fragmentation_rows(self.manifest, self.plan, self.order.packed)
+    def _max_steps(self) -> int:
+        return -1 if self.trainer is None else int(self.trainer.max_steps)
 
     def _warn_of_repeats(self) -> None:
         if self._fitting() is not None and self._rank_and_world()[0] == 0:
@@ -229,20 +178,6 @@ class TokenDataModule(LightningDataModule):
                 warnings.warn(line, stacklevel=2)
 
     # -- state --------------------------------------------------------------------------------------------------
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Shards, tokenizer and plan, as plain values."""
-        return {**self.manifest.fingerprint(), "plan": plan_fingerprint(self.plan)}
-
-    def skip_samples(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Drop [start, stop) ranges of k, as they are numbered now; iterate the loader anew afterwards."""
-        self.set_skipped(with_ranges(self.order, ranges))
-
-    def set_skipped(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Let these be all ranges that are dropped; iterate the loader anew afterwards."""
-        self.skipped = list(ranges)
-        self.order = self._make_order()
-        self.skipped = list(self.order.skipped)
 
     def rolled_back(self, skipped: Iterable[tuple[int, int]]) -> None:
         """After an older checkpoint was loaded into a running fit: drop `skipped`, fit Lightning's batch counters."""

@@ -10,6 +10,7 @@ Prints JSON:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ def corpus(n_bytes: int) -> list[str]:
     ]
     found = [document.text for spec in specs for document in kind_of(spec).documents(spec)]
     texts = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in found if text]
-    texts.sort(key=lambda text: hash_of(text))
+    texts.sort(key=lambda text: hashlib.sha256(text.encode()).digest())  # sources mixed, the same each time
     size, taken = 0, []
     while size < n_bytes:
         for text in texts:
@@ -42,13 +43,6 @@ def corpus(n_bytes: int) -> list[str]:
             if size >= n_bytes:
                 break
     return taken
-
-
-def hash_of(text: str) -> str:
-    """A key that puts documents of all sources in a mixed order, the same each time."""
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_text(folder: Path, texts: list[str]) -> Any:

@@ -3,6 +3,7 @@
 Examples:
   python -m recipes.data prepare --config conf/data/demo.yaml
   python -m recipes.data prepare --config conf/data/jsonl.yaml --out data/mine --workers 2
+  python -m recipes.data prepare --config conf/data/stages.yaml --executor ray --workers 2
   python -m recipes.data verify --dir data/demo
   python -m recipes.data funnel --dir data/web           # what each stage took, and why
   python -m recipes.data funnel --dir data/web --samples # and up to ten documents a rule

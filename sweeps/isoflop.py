@@ -4,7 +4,7 @@ Examples:
     python -m sweeps.isoflop --config conf/sweep/demo.yaml --dry-run     shows the grid, runs nothing
     python -m sweeps.isoflop --config conf/sweep/demo.yaml
     python -m sweeps.isoflop --config conf/sweep/demo.yaml --resume      goes on after Ctrl-C, a kill or a crash
-    RAY_ADDRESS=auto python -m sweeps.isoflop --config conf/sweep/big.yaml
+    RAY_ADDRESS=auto python -m sweeps.isoflop --config conf/sweep/isoflop.yaml
 
 Results are in MLflow (MLFLOW_TRACKING_URI, or mlflow.db here); fit them with python -m sweeps.fit.
 A finished sweep of the same name and grid is reused, not run again.

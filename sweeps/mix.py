@@ -5,7 +5,7 @@ Examples:
     python -m sweeps.mix --config conf/sweep/mix.yaml
     python -m sweeps.mix --config conf/sweep/mix.yaml --resume      goes on after Ctrl-C or a kill, with more mixes
     python -m sweeps.mix --config conf/sweep/mix_anneal.yaml        a decay for each candidate, from one stable phase
-    RAY_ADDRESS=auto python -m sweeps.mix --config conf/sweep/big.yaml
+    RAY_ADDRESS=auto python -m sweeps.mix --config conf/sweep/mix.yaml      on a Ray cluster
 
 Runs and ranking are in MLflow (MLFLOW_TRACKING_URI, or mlflow.db here); figure and JSON are in runs_dir/NAME/.
 A finished sweep of the same name and candidates is reused: the command ranks it again.

@@ -4,7 +4,7 @@ Examples:
     python -m sweeps.mup_lr --config conf/sweep/mup_lr.yaml --dry-run     shows the grid, runs nothing
     python -m sweeps.mup_lr --config conf/sweep/mup_lr.yaml
     python -m sweeps.mup_lr --config conf/sweep/mup_lr.yaml --resume      goes on after Ctrl-C, a kill or a crash
-    RAY_ADDRESS=auto python -m sweeps.mup_lr --config conf/sweep/big.yaml
+    RAY_ADDRESS=auto python -m sweeps.mup_lr --config conf/sweep/mup_lr.yaml
 
 Cells and the fit are in MLflow (MLFLOW_TRACKING_URI, or mlflow.db here); figure and JSON are in runs_dir/NAME/.
 A finished sweep of the same name and grid is reused: the command fits it again.

@@ -46,7 +46,7 @@ class Contamination:
 
     Attributes:
         texts: how many were asked about.
-        too_short: how many of them have fewer than 5 words.
+        too_short: how many of them have fewer than 5 words (lm.data.words.lookup_ngrams).
         found: those that share an n-gram.
     """
 

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -19,32 +18,7 @@ from lm.data.pipeline.stage import StageSpec
 from lm.data.pipeline.store import Documents, Item, StoreWriter
 from lm.data.prepare import PrepareConfig, prepare
 from lm.data.sources import SourceSpec
-
-
-def slow_square(n: int, log: str) -> int:
-    """The first ones take longest; tells who ran."""
-    time.sleep(0.05 if n < 2 else 0)
-    with open(log, "a") as file:
-        file.write(f"{os.getpid()} {n}\n")
-    return n * n
-
-
-def die_once(n: int, folder: str) -> int:
-    """Ends its own process the first time that number 3 comes."""
-    mark = Path(folder, "died")
-    if n == 3 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return n
-
-
-def die_always(n: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return n
-
-
-def refuse(n: int) -> int:
-    raise DataError(f"part {n} is refused")
+from tests.lm.executor_parts import die_always, die_once, refuse, slow_square
 
 
 def test_results_come_in_order_and_one_by_one(tmp_path: Path) -> None:
@@ -84,26 +58,37 @@ def corpus(path: Path) -> None:
     texts += ["Schreib an jo@example.org oder an max@example.com, bitte. Straße, Äpfel, 東京. " * 3, "half ½ km² Ⅷ"]
     texts.insert(0, texts[-2])
     texts += [f"{texts[n]} {n}\n\n{texts[0] + texts[4]}" for n in (9, 13, 17)]
+    texts += advertisements(rng, 5)
     rows = [{"text": text, "url": f"https://a{n % 4}.example/{n}"} for n, text in enumerate(texts)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def advertisements(rng: random.Random, count: int) -> list[str]:
+    parts = ("click here to win {} coins", "buy {} cheap pills now", "hot deals: {} percent off today")
+    return [". ".join(rng.choice(parts).format(rng.randrange(99)) for _ in range(9)) for _ in range(count)]
 
 
 def all_stages(folder: Path) -> PrepareConfig:
     """Per-document stages, such that change texts among them, and all that need every document."""
     corpus(folder / "text.jsonl")
     (folder / "domains.txt").write_text("a3.example\n")
+    (folder / "bad.txt").write_text("\n".join(advertisements(random.Random(1), 60)))
     evaluation = json.loads((folder / "text.jsonl").read_text().split("\n")[9])
     (folder / "evaluation.jsonl").write_text(json.dumps({"question": evaluation["text"]}))
     kinds = [
         StageSpec("blocked_urls", {"files": str(folder / "domains.txt")}),
         StageSpec("language", {"languages": ["en", "de", "es", "pl"], "threshold": 0.0}),
         StageSpec("pii"),
+        StageSpec("quality", {
+            "positives": str(folder / "text.jsonl"), "negatives": str(folder / "bad.txt"), "threshold": 0.4,
+            "dim": 8, "epochs": 20, "buckets": 1000,
+        }),
         StageSpec("exact_documents"),
         StageSpec("exact_paragraphs"),
         StageSpec("near_duplicates"),
         StageSpec("gopher_quality", {"min_doc_words": 7, "min_stop_words": 0}),
         StageSpec("decontaminate", {"files": str(folder / "evaluation.jsonl")}),
-    ]
+    ]  # fmt: skip
     options = {"data_files": str(folder / "text.jsonl"), "url": "url"}
     plain = SourceSpec("plain", "jsonl", options={"data_files": str(folder / "text.jsonl")})
     return PrepareConfig(
@@ -150,7 +135,7 @@ def test_parts_hold_every_document_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_workers_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom lm.data.executor import Processes\nfrom tests.lm.test_executor import slow_square\n"
+        "import sys, time\nfrom lm.data.executor import Processes\nfrom tests.lm.executor_parts import slow_square\n"
         "if __name__ == '__main__':\n"
         "    pool = Processes(2)\n"
         "    print(list(pool.map(slow_square, ((n, sys.argv[1]) for n in range(8)))), flush=True)\n"

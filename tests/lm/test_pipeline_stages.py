@@ -10,7 +10,7 @@ from lm.data.pipeline.kinds import KINDS, stage_kind, stage_specs
 from lm.data.pipeline.pii import RULES, scrub
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageSpec
 from lm.data.pipeline.store import Documents, Item, StoreWriter
-from lm.data.words import words
+from lm.data.words import lookup_ngrams, words
 
 
 @pytest.fixture
@@ -91,6 +91,29 @@ def test_words_keep_their_marks() -> None:
     assert words("తెలుగు భాష, हिन्दी।") == ["తెలుగు", "భాష", "हिन्दी"]
     assert words("It's a_b 7!") == words("It's a_b 7!\u00bf") == ["it", "s", "a", "b", "7"]
     assert words("Don't_stop: cafe\u0301 Ünï 42") == ["don", "t", "stop", "cafe\u0301", "ünï", "42"]
+
+
+def test_a_letter_is_a_word_where_words_have_no_spaces() -> None:
+    assert words("iPhone手机，2台。カ・ナ 한국어") == ["iphone", "手", "机", "2", "台", "カ", "ナ", "한국어"]
+    assert words("ที่นี่ ၏၊ ភាសា។") == ["ที่", "นี่", "ភា", "សា"]
+    text = "天地玄黄宇宙洪荒日月盈昃辰宿列张"
+    assert lookup_ngrams(text, 13) == (13, [" ".join(text[i : i + 13]) for i in range(4)])
+    assert lookup_ngrams(text[:10], 13) == (10, [" ".join(text[:10])])
+    assert lookup_ngrams(text[:9], 13) == (9, [])
+    assert lookup_ngrams("five words are long enough", 13) == (5, ["five words are long enough"])
+
+
+def test_texts_without_spaces_are_compared_letter_by_letter(outcomes, tmp_path) -> None:
+    text = "".join(chr(0x4E00 + i) for i in range(120))
+    assert reasons(outcomes("near_duplicates", [text, f"{text[:60]}变{text[61:]}", text[::-1]]))[1:] == [
+        "near-duplicate", None,
+    ]  # fmt: skip
+    (tmp_path / "words.txt").write_text("赌博\n")
+    (tmp_path / "exam.txt").write_text(text[40:60] + "\n")
+    found = outcomes("blocked_words", ["在线赌博网站", "赌场博物"], files=str(tmp_path / "words.txt"))
+    assert reasons(found) == ["words of the list", None]
+    found = outcomes("decontaminate", [text, text[50:]], files=str(tmp_path / "exam.txt"))
+    assert reasons(found) == ["overlap with exam.txt", None]
 
 
 def test_exact_documents_and_paragraphs(outcomes) -> None:

@@ -6,7 +6,8 @@ import pytest
 from lm.data.files import DataError
 from lm.data.pipeline.kinds import KINDS
 from lm.data.pipeline.stage import Dropped, Kept, Outcome
-from lm.data.pipeline.substrings import repeated, token_pattern, without
+from lm.data.pipeline.substrings import repeated, without
+from lm.data.words import word_pattern
 from tests.lm.test_pipeline_near import store
 
 KIND = KINDS["repeated_substrings"]
@@ -134,10 +135,10 @@ def test_text_without_its_cut_words_has_the_words_that_are_left(seed: int) -> No
     gaps = [" ", ", ", "\n", "\n\n", ".\u2028", "", " (", "-"]
     for _ in range(200):
         text = "".join(rng.choice(alphabet) + rng.choice(gaps) for _ in range(rng.integers(0, 30)))
-        tokens = token_pattern(text).findall(text)
+        tokens = word_pattern(text).findall(text)
         cut = rng.random(len(tokens)) < rng.choice([0.1, 0.5, 0.9])
         left, runs = without(text, cut)
-        assert token_pattern(text).findall(left) == [token for token, gone in zip(tokens, cut, strict=True) if not gone]
+        assert word_pattern(text).findall(left) == [token for token, gone in zip(tokens, cut, strict=True) if not gone]
         assert runs == np.count_nonzero(np.diff(cut.astype(int), prepend=0) == 1)
         if not cut.any():
             assert left == text

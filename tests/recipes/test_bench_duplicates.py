@@ -54,6 +54,7 @@ def test_the_paired_interval_is_the_t_test() -> None:
     assert paired([(0, 1.0)]).word == UNKNOWN
 
 
+@pytest.mark.slow
 def test_the_experiment(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = bench_duplicates.run(["--config", str(config), *ARGUMENTS])
     printed = capsys.readouterr()

@@ -194,6 +194,8 @@ def begun(folder: Path, settings: dict[str, Any]) -> tuple[MixSweep, list[Candid
     return sweep, candidates, ledger, parent
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_mlflow_has_is_ranked(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

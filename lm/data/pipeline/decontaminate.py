@@ -117,5 +117,6 @@ KINDS = {
         PerDocument(decontaminate),
         {"files": REQUIRED, "ngram": 13, "min_ngrams": 1, "action": "drop"},
         identity=lambda options: [[path.name, sha256_file(path)] for path in evaluation_files(options)],
+        version=2,
     )
 }

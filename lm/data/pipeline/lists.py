@@ -100,7 +100,10 @@ def blocked_urls(options: dict[str, Any]) -> DocumentRule:
 
 KINDS = {
     "blocked_words": StageKind(
-        PerDocument(blocked_words), {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0}, identity=file_hashes
+        PerDocument(blocked_words),
+        {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0},
+        identity=file_hashes,
+        version=2,
     ),
     "blocked_urls": StageKind(PerDocument(blocked_urls), {"files": REQUIRED, "missing": "keep"}, identity=file_hashes),
 }

@@ -172,5 +172,6 @@ KINDS = {
         {"ngram": 5, "bands": 14, "rows": 8, "min_similarity": 0.0, "keep": "first", "seed": 0},
         compares=True,
         packages=("rensa",),
+        version=2,
     ),
 }

@@ -6,6 +6,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,7 +131,9 @@ class Documents:
 
     def subset(self, chosen: NDArray[np.int64]) -> Documents:
         """Those at some places among these; `chosen` int64, rising."""
-        return Documents(self.base, chosen if self.positions is None else self.positions[chosen], self.executor)
+        found = copy(self)  # with the same ends: there may be hundreds of subsets of a large store
+        found.positions = chosen if self.positions is None else self.positions[chosen]
+        return found
 
     def snapshots(self) -> list[str | None]:
         """Snapshot of each document."""

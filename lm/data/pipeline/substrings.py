@@ -2,13 +2,12 @@
 
 The documents of a shard are one sequence of words, a mark of its own after each document. A run of `min_tokens` words
 that occurs earlier in the shard is cut; its first occurrence stays. Words are those of lm.data.words, so that case,
-punctuation and white space do not hide a repeat; in scripts that are written without spaces a letter is one.
+punctuation and white space do not hide a repeat.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,24 +17,13 @@ from numpy.typing import NDArray
 from lm.data.files import DataError
 from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option, whole_option
 from lm.data.pipeline.store import Documents
-from lm.data.words import MARKS
+from lm.data.words import word_pattern
 
 _VOCABULARY = 1 << 20  # words whose hash is remembered
 _CHUNK = 1 << 22  # of a suffix array at a time
 _LONG_CHARACTERS = 1 << 20  # of a text whose words are not held all at once
 
-# Thai, Lao, Burmese, Khmer, kana, Han.
-_UNSPACED = r"\u0e01-\u0e5b\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
-_UNSPACED += r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-_TOKEN = re.compile(rf"[{_UNSPACED}][{MARKS}]*|[^\W_{_UNSPACED}]+(?:[{MARKS}]+[^\W_{_UNSPACED}]*)*")
-_ASCII_TOKEN = re.compile(r"[A-Za-z0-9]+")  # the same for such text, at half the time
-
 _APART = "searched apart from the documents before (shard_bytes)"
-
-
-def token_pattern(text: str) -> re.Pattern[str]:
-    """What a token of the text is; matches do not overlap and never end within a word."""
-    return _ASCII_TOKEN if text.isascii() else _TOKEN
 
 
 class _TokenHashes(dict[str, int]):
@@ -50,7 +38,7 @@ class _TokenHashes(dict[str, int]):
 
     def of(self, text: str) -> NDArray[np.int64]:
         """Hashes of a text's tokens; int64 [tokens]."""
-        pattern = token_pattern(text)
+        pattern = word_pattern(text)
         if len(text) < _LONG_CHARACTERS:
             return np.array([self[token] for token in pattern.findall(text)], np.int64)
         return np.fromiter((self[match.group()] for match in pattern.finditer(text)), np.int64)
@@ -143,7 +131,7 @@ def without(text: str, cut: NDArray[np.bool_]) -> tuple[str, int]:
     What stands between a cut token and the next goes with it, but for line feeds and what follows them.
     """
     kept, runs, position, before = [], 0, 0, False
-    for match, gone in zip(token_pattern(text).finditer(text), cut, strict=True):
+    for match, gone in zip(word_pattern(text).finditer(text), cut, strict=True):
         if gone and not before:
             kept.append(text[position : match.start()])
             runs += 1
@@ -239,5 +227,6 @@ KINDS = {
         changes=True,
         compares=True,
         packages=("pydivsufsort",),
+        version=2,
     )
 }

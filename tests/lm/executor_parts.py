@@ -1,0 +1,34 @@
+"""Parts for the tests of executors; a worker imports nothing else for them, so that it starts fast."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from lm.data.files import DataError
+
+
+def slow_square(n: int, log: str) -> int:
+    """The first ones take longest; tells who ran."""
+    time.sleep(0.05 if n < 2 else 0)
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()} {n}\n")
+    return n * n
+
+
+def die_once(n: int, folder: str) -> int:
+    """Ends its own process the first time that number 3 comes."""
+    mark = Path(folder, "died")
+    if n == 3 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+def die_always(n: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+def refuse(n: int) -> int:
+    raise DataError(f"part {n} is refused")
