@@ -74,7 +74,7 @@ def test_one_stop_word_is_a_word_and_not_its_letters() -> None:
     ],
 )
 def test_source_options_of_another_type(kind, options) -> None:
-    with pytest.raises(DataError, match="source 'a': option .* must be .*, got"):
+    with pytest.raises(DataError, match=r"source 'a': option .* must be .*, got"):
         kind_of(SourceSpec("a", kind, options=options))
 
 
