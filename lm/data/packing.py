@@ -186,8 +186,10 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
     with lock.open("a") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        lock.unlink(missing_ok=True)  # whoever waits for it finds the index made
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)  # whoever waits for it finds the index made, or makes it
 
 
 def _index_of(ends: Int64Array, part: Slice, sequence_length: int) -> Int64Array:

@@ -12,6 +12,7 @@ from lm.data.packing import packed_counts
 from lm.data.pipeline.decontaminate import evaluation_ngrams
 from lm.data.pipeline.filters import _arguments
 from lm.data.pipeline.kinds import stage_specs
+from lm.data.pipeline.quality import _require_whole
 from lm.data.pipeline.stage import whole_option
 from lm.data.plan import DataPlan, Stage
 from lm.data.prepare_config import PrepareConfig
@@ -213,3 +214,20 @@ def test_funnels_that_are_none(folder, capsys, text) -> None:
 def test_workers_have_an_end() -> None:
     with pytest.raises(DataError, match="workers must be 1 to"):
         PrepareConfig((SourceSpec("a", "jsonl"),), 280, workers=10**9)
+
+
+def test_a_model_that_a_full_disk_cut_off_is_not_kept(tmp_path) -> None:
+    fasttext = pytest.importorskip("fasttext")
+    lines = [f"{'good' if i % 2 else 'bad'} {i % 5}" for i in range(40)]
+    text = "".join(f"__label__{'positive' if i % 2 else 'negative'} {line}\n" for i, line in enumerate(lines))
+    (tmp_path / "t.txt").write_text(text)
+    model = fasttext.train_supervised(
+        input=str(tmp_path / "t.txt"), thread=1, verbose=0, dim=8, bucket=10, minCount=1, lr=1.0, epoch=20
+    )
+    path = tmp_path / "model.bin"
+    model.save_model(str(path))
+    _require_whole(path, model, lines)
+    path.write_bytes(path.read_bytes()[:-80])
+    with pytest.raises(OSError, match="not written whole"):
+        _require_whole(path, model, lines)
+    assert not path.exists()

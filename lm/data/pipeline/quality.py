@@ -6,6 +6,7 @@ the source; what scores below a threshold goes. Training is with one thread and 
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
@@ -141,6 +142,7 @@ def train_model(options: dict[str, Any], folder: Path, log: Callable[[str], None
         lines.unlink()
     aside = folder / "model.bin.tmp"
     model.save_model(str(aside))
+    _require_whole(aside, model, [line for _, line in held_out])
     aside.replace(folder / "model.bin")
     report = _report(model, training, held_out)
     write_json(folder / "report.json", report)
@@ -148,6 +150,22 @@ def train_model(options: dict[str, Any], folder: Path, log: Callable[[str], None
         f"quality: trained on {report['positives']:,} positives and {report['negatives']:,} negatives; of"
         f" {report['held_out']:,} texts held out, a positive scores above a negative with p = {report['auc']:.3f}"
     )
+
+
+def _require_whole(path: Path, model: Any, lines: list[str]) -> None:
+    """fastText says nothing of a disk that was full: the file must score as the model does. What scores is at its end.
+
+    Raises:
+        OSError: it does not; the file is removed.
+    """
+    try:
+        saved = load_model(path)
+        whole = all(score(saved, line, POSITIVE) == score(model, line, POSITIVE) for line in lines)
+    except DataError:
+        whole = False
+    if not whole:
+        path.unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, "the model was not written whole", str(path))
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
