@@ -4,7 +4,6 @@ Each corpus is one JSONL file in a temporary folder (which needs about three tim
 a copy of another; `prepare` runs on it in a process of its own. With --document the file holds one more document of
 that size. Prints JSON, per size:
     peak_mb              largest resident memory of the command and its workers together, seen 20 times a second
-    process_peak_mb      of the largest of these processes alone, as the kernel counts it
     seconds, tokens, documents
 and `growth`, the last peak_mb over the first.
 
@@ -17,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -27,6 +25,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lm.errors import ConfigError
 from recipes.command import command_parser
 
 VOCABULARY = 30_000
@@ -78,20 +77,16 @@ def measure(folder: Path, megabytes: float, options: Any) -> dict[str, Any]:
     with log.open("wb") as out:
         child = subprocess.Popen([*command, "--out", str(folder / "out")], stdout=out, stderr=out)
         family = psutil.Process(child.pid)
-        while True:
-            ended, status, usage = os.wait4(child.pid, os.WNOHANG)  # of this child alone
-            if ended:
-                break
+        while child.poll() is None:
+            # Not the kernel's own peak: a child's starts at what its parent held when it forked.
             peak = max(peak, resident_bytes(family))
             time.sleep(0.05)
-        child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise RuntimeError(log.read_text())
+        raise ConfigError(f"prepare failed: {log.read_text().strip().splitlines()[-1]}")
     split = json.loads((folder / "out" / "manifest.json").read_text())["sources"]["synthetic"]["splits"]
     return {
         "megabytes": megabytes,
         "peak_mb": round(peak / 1e6),
-        "process_peak_mb": round(usage.ru_maxrss * 1024 / 1e6),
         "seconds": round(time.monotonic() - start, 1),
         "tokens": sum(part["tokens"] for part in split.values()),
         "documents": sum(part["documents"] for part in split.values()),

@@ -239,6 +239,6 @@ def test_peak_memory(tmp_path: Path, corpus: Path) -> None:
     assert size > 42e6
     peaks = {"export": exporting, "from_hf": starting, "loading whole": loading}
     print(f"weights {size / 1e6:.1f} MB; peak growth in MB:", {key: round(n / 1e6, 1) for key, n in peaks.items()})
-    assert min(loading, starting) > 0.9 * size  # the measure sees a copy where there is one
+    assert min(loading, starting) > 0.8 * size  # the measure sees a copy where there is one
     assert exporting < size / 3
     assert starting < 1.25 * size

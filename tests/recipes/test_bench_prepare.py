@@ -12,7 +12,7 @@ def test_memory_of_a_small_corpus(capsys: pytest.CaptureFixture[str]) -> None:
     bench_prepare.run([*sizes, "--workers", "1"])
     result = json.loads(capsys.readouterr().out)
     (row,) = result["sizes"]
-    assert row["documents"] > 50 and 30 < row["process_peak_mb"] < 600 and result["growth"] == 1
+    assert row["documents"] > 50 and 30 < row["peak_mb"] < 600 and result["growth"] == 1
     assert 1.7e6 / 4 < row["tokens"] < 1.9e6
 
 
