@@ -1,6 +1,8 @@
 """Tokenizing as `recipes.data prepare` does it: tokens/s on one process and on several, and of `tokenizers` alone.
 
-Text: networkx and botocore as installed, by document; a tokenizer trained on it. Rounds are interleaved; medians.
+Text: sources of networkx and torch, reference of botocore, by document; a tokenizer trained on the first part of it.
+Ids of pieces are remembered, so that each round is of text that was in none before: what is measured is a corpus that
+goes on, not one that comes again. One worker, several and `tokenizers` take the same text in turn; medians over rounds.
 Prints JSON:
     hardware             the cores that this process may use
     tokens_per_s         by number of workers, wall clock
@@ -17,40 +19,44 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from lm.errors import ConfigError
 from recipes.command import command_parser
 
 
-def corpus(n_bytes: int) -> list[str]:
-    """Documents of the demo's packaged sources of code and manuals, in turn, again from the beginning if need be."""
+def corpus(n_bytes: int, parts: int) -> list[list[str]]:
+    """Different documents of packaged code and manuals, in parts of n_bytes.
+
+    Raises:
+        ConfigError: there is not so much text.
+    """
     from lm.data.sources import SourceSpec, kind_of
 
     specs = [
-        SourceSpec("code", "python", options={"packages": ["networkx"]}),
+        SourceSpec("code", "python", options={"packages": ["networkx", "torch"]}),
         SourceSpec("reference", "botocore", options={"services": ["iam", "s3", "rds"]}),
     ]
-    found = [document.text for spec in specs for document in kind_of(spec).documents(spec)]
+    found = {document.text for spec in specs for document in kind_of(spec).documents(spec)}
     texts = [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in found if text]
     texts.sort(key=lambda text: hashlib.sha256(text.encode()).digest())  # sources mixed, the same each time
-    size, taken = 0, []
-    while size < n_bytes:
-        for text in texts:
-            taken.append(text)
-            size += len(text.encode())
-            if size >= n_bytes:
-                break
-    return taken
+    ends = np.cumsum([len(text.encode()) for text in texts])
+    cuts = np.searchsorted(ends, n_bytes * np.arange(1, parts + 1)) + 1
+    if cuts[-1] > len(texts):
+        raise ConfigError(f"{ends[-1]:,} bytes of text are too few for {parts} parts of {n_bytes:,}; lower --bytes")
+    return [texts[first:last] for first, last in zip([0, *cuts], cuts, strict=False)]
 
 
 def write_text(folder: Path, texts: list[str]) -> Any:
     """The documents as `prepare` keeps them: a TextFile."""
-    import numpy as np
-
     from lm.data.documents import TextFile
 
+    folder.mkdir()
     encoded = [text.encode() for text in texts]
     target = TextFile(folder, "train")
     target.path.write_bytes(b"".join(encoded))
@@ -58,11 +64,11 @@ def write_text(folder: Path, texts: list[str]) -> Any:
     return target
 
 
-def timed(work: Callable[[], int], clock: Callable[[], float]) -> float:
-    """What `work` counts, per second."""
-    start = clock()
+def timed(work: Callable[[], int]) -> tuple[float, float]:
+    """What `work` counts, per second by the clock and per second of this process' processor time."""
+    wall, cpu = time.perf_counter(), time.process_time()
     count = work()
-    return count / (clock() - start)
+    return count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
 
 
 def measure(folder: Path, vocab_size: int, n_bytes: int, workers: int, rounds: int) -> dict[str, Any]:
@@ -74,38 +80,40 @@ def measure(folder: Path, vocab_size: int, n_bytes: int, workers: int, rounds: i
     from lm.data.shards import ids_dtype
     from lm.data.tokenizer import encode_documents, train_tokenizer
 
-    texts = corpus(n_bytes)
-    tokenizer = train_tokenizer(dict.fromkeys(texts), vocab_size)
+    warm_up, *parts = corpus(n_bytes, rounds + 1)
+    tokenizer = train_tokenizer(warm_up, vocab_size)
     path = folder / "tokenizer.json"
     path.write_text(tokenizer.to_str())
-    target, digest, dtype = write_text(folder, texts), sha256_file(path), ids_dtype(vocab_size)
+    digest, dtype = sha256_file(path), ids_dtype(vocab_size)
 
+    def encode(executor: Any, file: Any) -> int:
+        calls = ((part, path, digest, dtype) for part in file.parts())
+        return sum(len(part.ids) for part in executor.map(encode_part, calls))
+
+    def reference(texts: list[str]) -> int:
+        return sum(map(len, encode_documents(tokenizer, texts)))
+
+    one, several, alone = [], [], []
     with Processes(workers) as processes:
-
-        def encode(executor: Any) -> int:
-            calls = ((part, path, digest, dtype) for part in target.parts())
-            return sum(len(part.ids) for part in executor.map(encode_part, calls))
-
-        def reference() -> int:
-            return sum(len(ids) for ids in encode_documents(tokenizer, texts))
-
-        tokens = encode(processes)  # starts the workers and lets all of them learn the common words
-        encode(Serial())
-        one, several, cpu, alone = [], [], [], []
-        for _ in range(rounds):
-            one.append(timed(lambda: encode(Serial()), time.perf_counter))
-            several.append(timed(lambda: encode(processes), time.perf_counter))
-            cpu.append(timed(lambda: encode(Serial()), time.process_time))
-            alone.append(timed(reference, time.process_time))
+        file = write_text(folder / "warm-up", warm_up)
+        for executor in (processes, Serial()):  # starts the workers, and lets all of them learn the common words
+            encode(executor, file)
+        for number, texts in enumerate(parts):
+            file = write_text(folder / str(number), texts)
+            one.append(timed(partial(encode, Serial(), file)))
+            several.append(timed(partial(encode, processes, file)))
+            alone.append(timed(partial(reference, texts)))
     return {
         "hardware": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}",
         "load": round(os.getloadavg()[0], 1),
-        "bytes": sum(len(text.encode()) for text in texts),
-        "tokens": tokens,
+        "bytes_a_round": n_bytes,
         "vocab_size": vocab_size,
-        "tokens_per_s": {"1": round(median(one)), str(workers): round(median(several))},
-        "tokens_per_cpu_s": round(median(cpu)),
-        "tokenizers_per_cpu_s": round(median(alone)),
+        "tokens_per_s": {
+            "1": round(median(wall for wall, _ in one)),
+            str(workers): round(median(wall for wall, _ in several)),
+        },
+        "tokens_per_cpu_s": round(median(cpu for _, cpu in one)),
+        "tokenizers_per_cpu_s": round(median(cpu for _, cpu in alone)),
     }
 
 

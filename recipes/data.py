@@ -239,7 +239,7 @@ def print_lengths(folder: Path, as_json: bool, plot: Path | None) -> None:
     import dataclasses
     import json
 
-    from lm.data.fragmentation import format_lengths, length_row
+    from lm.data.lengths import format_lengths, length_row
     from lm.data.shards import load_manifest
 
     manifest = load_manifest(folder)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from lm.data.options import real
 from lm.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -67,15 +68,6 @@ def _number(annotation: Any, value: Any, where: str) -> Any:
     if annotation == "float":
         return real(value, where)
     return value
-
-
-def real(value: Any, where: str) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} must be a number, got {value!r}") from None
 
 
 def whole(value: Any, where: str) -> int:

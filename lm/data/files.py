@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
     Two writers do not meet, and one that fails leaves nothing beside it.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Named by chance: two machines on one file system may be at it under one process id.
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with aside.open("wb") as file:
             file.write(data)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lm.data.options import real
 from lm.data.plan import Stage
 from lm.data.ramp import BatchRamp
 from lm.data.shards import Manifest
@@ -70,7 +71,7 @@ def _value(kind: str, given: Any) -> float:
         if set(given) != {"max_epochs"}:
             raise ConfigError(f"weights: unimax takes max_epochs, got {', '.join(map(str, given)) or 'nothing'}")
         given = given["max_epochs"]
-    value = _number(f"weights: {kind}", given)
+    value = real(given, f"weights: {kind}")
     if not value > 1e-300 or (kind == UNIMAX and math.isinf(value)):
         raise ConfigError(f"weights: {kind} must be a positive number, got {given!r}")
     return value
@@ -82,22 +83,13 @@ def numbers(weights: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: one is not a number.
     """
-    return {name: _number(f"weights: {name}", value) for name, value in weights.items()}
+    return {name: real(value, f"weights: {name}") for name, value in weights.items()}
 
 
 def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
     """The same weights summing to 1, where they sum to anything."""
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()} if total > 0 else dict(weights)
-
-
-def _number(where: str, value: Any) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} must be a number, got {value!r}") from None
 
 
 def temperature_weights(tokens: Mapping[str, float], temperature: float) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lm.data.files import DataError
+from lm.errors import ConfigError
 
 QUOTES = 'in quotes where YAML reads something else, as "no"'
 _TEXTS = ("path", "name", "split", "revision", "data_dir", "snapshot_path")
@@ -35,6 +36,20 @@ def check_source_options(name: str, options: Mapping[str, Any]) -> None:
         by_split = option == "data_files" and isinstance(value, dict) and "path" in options  # load_dataset's own form
         if option in _LISTS and text_list(value) is None and not by_split:
             raise DataError(f"{where} a string or a list of strings, got {value!r}")
+
+
+def real(value: Any, where: str) -> float:
+    """A number as a config may give it: YAML reads 4e5 as text.
+
+    Raises:
+        ConfigError: something else; `where` says which option.
+    """
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where} must be a number, got {value!r}") from None
 
 
 def whole(value: Any) -> Any:

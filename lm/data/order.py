@@ -138,8 +138,9 @@ class DataOrder:
                     f"sequence_length {stage.sequence_length} is longer than the {source_tokens[name]} tokens of source"
                     f" '{name}'; shorten it, set the source's weight to 0 or prepare more text"
                 )
-        counts = [max(1, (n - 1) // stage.sequence_length) for n in source_tokens.values()]
-        if self.packed is not None:
+        if self.packed is None:
+            counts = [max(1, (n - 1) // stage.sequence_length) for n in source_tokens.values()]
+        else:
             found = [self.packed.get((name, stage.sequence_length)) for name in source_tokens]
             counts = [1 if each is None else max(1, each.windows) for each in found]
         return np.array(counts, dtype=np.int64)

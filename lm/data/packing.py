@@ -13,7 +13,6 @@ the next shard.
 from __future__ import annotations
 
 import fcntl
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.best_fit import best_fit, pieces_of
-from lm.data.files import DataError, sha256_json, sync
+from lm.data.files import DataError, sha256_json, write_bytes
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
 from lm.data.slices import Slice, base_of, parse_slice
@@ -158,25 +157,13 @@ def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_lengt
             with _one_at_a_time(path):
                 if not path.is_file():  # another process may have made it meanwhile
                     ends = np.fromfile(shard.with_suffix(".ends"), dtype=ENDS_DTYPE).astype(np.int64)
-                    _write(path, _index_of(ends, part, sequence_length).astype(_DTYPE).tobytes())
+                    write_bytes(path, _index_of(ends, part, sequence_length).astype(_DTYPE).tobytes())
         except OSError as error:
             raise DataError(
                 f"cannot write the index {path}: {error.strerror}; make it once where the folder can be written, with"
                 f" python -m recipes.data table --packing best_fit --sequence-length {sequence_length}"
             ) from error
     return _open(path)
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Named by chance: without locks, two machines may be at it under one process id.
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            sync(file)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 @contextmanager

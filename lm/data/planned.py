@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from lm.data.slices import base_of, train_tokens
 Contribution = Callable[[BatchRamp], Sequence[StageChange]]
 
 
-class PlannedStream:
+class PlannedStream(ABC):
     """The part of lm.datamodule.TokenDataModule that needs no trainer; settings and attributes are documented there."""
 
     manifest: Manifest
@@ -41,9 +42,11 @@ class PlannedStream:
     _contributions: dict[str, Contribution]
     _saved_mixes: list[Settled]
 
+    _fragmented: tuple[DataPlan, list[FragmentationRow]] | None = None
+
+    @abstractmethod
     def _max_steps(self) -> int:
         """Length of the run; below 1: not known."""
-        raise NotImplementedError
 
     def _make_plan(self) -> DataPlan:
         first = Stage(0, self.sequence_length, self.manifest.tokens("train") if self.weights is None else self.weights)
@@ -77,8 +80,10 @@ class PlannedStream:
         return epoch_rows(self.manifest, self.order, total_tokens)
 
     def fragmentation(self) -> list[FragmentationRow]:
-        """Per source and sequence length: documents that windows cut, and padding; one pass over the document ends."""
-        return fragmentation_rows(self.manifest, self.plan, self.order.packed)
+        """Per source and sequence length: documents that windows cut, and padding; one pass a plan over all ends."""
+        if self._fragmented is None or self._fragmented[0] is not self.plan:
+            self._fragmented = self.plan, fragmentation_rows(self.manifest, self.plan, self.order.packed)
+        return self._fragmented[1]
 
     def fingerprint(self) -> dict[str, Any]:
         """Shards, tokenizer and plan, as plain values."""

@@ -7,6 +7,7 @@ The rule is read off the run table, so the optimum is under the table's own conv
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,11 +40,11 @@ class FlopRule:
         return c_flops / (self.flops_per_parameter_token(n_params) * n_params)
 
 
-class ByOptimum:
+class ByOptimum(ABC):
     """N*, D* and the loss at a budget, of a fit that finds all three at once."""
 
-    def _optimum(self, c_flops: float) -> tuple[float, float, float]:
-        raise NotImplementedError
+    @abstractmethod
+    def _optimum(self, c_flops: float) -> tuple[float, float, float]: ...
 
     def n_opt(self, c_flops: float) -> float:
         """N*, parameters."""

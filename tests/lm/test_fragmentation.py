@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lm.config import ModelConfig
-from lm.data.fragmentation import length_row
+from lm.data.lengths import length_row
 from lm.data.shards import load_manifest
 from lm.data.synthetic import random_documents, write_folder
 from lm.datamodule import TokenDataModule

@@ -5,7 +5,6 @@ Words and the rule for short texts: lm.data.words.
 
 from __future__ import annotations
 
-import glob
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,26 +20,15 @@ from lm.data.pipeline.stage import (
     PerDocument,
     StageKind,
     choice_option,
-    list_option,
+    files_option,
     whole_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
 
 
-def evaluation_files(options: dict[str, Any]) -> list[Path]:
-    """Files of the option `files` (paths or globs), sorted.
-
-    Raises:
-        DataError: a pattern matches nothing.
-    """
-    found: set[Path] = set()
-    for pattern in list_option("decontaminate", options, "files"):
-        matches = [Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
-        if not matches:
-            raise DataError(f"stage decontaminate: no file matches {pattern} (relative to {Path.cwd()})")
-        found.update(matches)
-    return sorted(found)
+def _files(options: dict[str, Any]) -> list[Path]:
+    return files_option("decontaminate", options, "files")
 
 
 def evaluation_texts(path: Path) -> Iterator[str]:
@@ -96,7 +84,7 @@ def decontaminate(options: dict[str, Any]) -> DocumentRule:
     n = whole_option("decontaminate", options, "ngram", LEAST_WORDS, 1000)
     least = whole_option("decontaminate", options, "min_ngrams", 1, 1e9)
     drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
-    wanted = evaluation_ngrams(evaluation_files(options), n)
+    wanted = evaluation_ngrams(_files(options), n)
 
     def rule(item: Item) -> Outcome:
         found = words(item.string)
@@ -116,7 +104,7 @@ KINDS = {
     "decontaminate": StageKind(
         PerDocument(decontaminate),
         {"files": REQUIRED, "ngram": 13, "min_ngrams": 1, "action": "drop"},
-        identity=lambda options: [[path.name, sha256_file(path)] for path in evaluation_files(options)],
+        identity=lambda options: [[path.name, sha256_file(path)] for path in _files(options)],
         version=2,
     )
 }

@@ -7,7 +7,6 @@ the source; what scores below a threshold goes. Training is with one thread and 
 from __future__ import annotations
 
 import errno
-import glob
 import hashlib
 import json
 import re
@@ -27,7 +26,7 @@ from lm.data.pipeline.stage import (
     Outcome,
     PerDocument,
     StageKind,
-    list_option,
+    files_option,
     number_option,
     whole_option,
 )
@@ -49,21 +48,6 @@ def plain_line(text: str) -> str:
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------
-
-
-def labelled_files(options: dict[str, Any], name: str) -> list[Path]:
-    """Files of an option (paths or globs), sorted.
-
-    Raises:
-        DataError: a pattern matches nothing.
-    """
-    found: set[Path] = set()
-    for pattern in list_option("quality", options, name):
-        matches = [Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
-        if not matches:
-            raise DataError(f"stage quality: no file of {name} matches {pattern} (relative to {Path.cwd()})")
-        found.update(matches)
-    return sorted(found)
 
 
 def labelled_texts(path: Path, column: str) -> Iterator[str]:
@@ -102,7 +86,7 @@ def model_inputs(options: dict[str, Any]) -> Any:
     if len(given) != (0 if options["model"] is not None else 2):
         raise DataError("stage quality needs either positives and negatives (files to train on) or model (a file)")
     if given:
-        return {name: [sha256_file(path) for path in labelled_files(options, name)] for name in given}
+        return {name: [sha256_file(path) for path in files_option("quality", options, name)] for name in given}
     path = Path(str(options["model"]))
     if not path.is_file():
         raise DataError(f"stage quality: the model {path} does not exist")
@@ -191,7 +175,7 @@ def _split(options: dict[str, Any]) -> tuple[Labelled, Labelled]:
     """(label, line) to train on and held out; by the hash of the text, so that copies stay together."""
     parts: tuple[Labelled, Labelled] = ([], [])
     for label, name in ((POSITIVE, "positives"), (NEGATIVE, "negatives")):
-        for path in labelled_files(options, name):
+        for path in files_option("quality", options, name):
             for text in labelled_texts(path, str(options["text"])):
                 line = plain_line(text)
                 rank = hashlib.sha256(line.encode("utf-8", "replace")).digest()

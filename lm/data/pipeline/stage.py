@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -189,3 +190,18 @@ def list_option(kind: str, options: dict[str, Any], name: str) -> list[str]:
     if values is None:
         raise DataError(f"stage {kind}: {name} must be a string or a list of strings, got {value!r}")
     return values
+
+
+def files_option(kind: str, options: dict[str, Any], name: str) -> list[Path]:
+    """Files that an option names (paths or globs), sorted.
+
+    Raises:
+        DataError: a pattern matches nothing.
+    """
+    found: set[Path] = set()
+    for pattern in list_option(kind, options, name):
+        matches = [Path(path) for path in glob.glob(pattern, recursive=True) if Path(path).is_file()]
+        if not matches:
+            raise DataError(f"stage {kind}: no file of {name} matches {pattern} (relative to {Path.cwd()})")
+        found.update(matches)
+    return sorted(found)
