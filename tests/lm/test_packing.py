@@ -348,6 +348,6 @@ def test_mistakes_are_one_line(numbered, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("lm.data.packing._write", refuse)
+    monkeypatch.setattr("lm.data.packing.write_bytes", refuse)
     with pytest.raises(DataError, match=r"cannot write the index .*Permission denied; make it once where"):
         attach(packed(path, sequence_length=32))
