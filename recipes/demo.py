@@ -84,7 +84,8 @@ def summary(seconds: float) -> str:
         f"note   {fit['note']}",
         "",
         f"report     {OUT / 'report.html'}",
-        "MLflow     .venv/bin/mlflow ui --backend-store-uri sqlite:///mlflow.db   then http://localhost:5000",
+        "MLflow     .venv/bin/mlflow ui --backend-store-uri sqlite:///mlflow.db   then http://localhost:5000,"
+        " Model training at the top left",
         f"time       {seconds / 60:.1f} minutes",
     ]
     return "\n".join(lines)

@@ -219,6 +219,11 @@ def _command(arguments: argparse.Namespace) -> None:
         print("figures: " + ", ".join(str(path) for path in plot_all(report.analysis, arguments.plots)))
     for name, run_id in report.mlflow_run_ids.items():
         print(f"MLflow run of {name}: {run_id}")
+    if report.mlflow_run_ids:
+        from sweeps.mlflow_fits import where_to_look
+
+        experiment = arguments.runs.removeprefix("mlflow:")
+        print(f"compare them at {where_to_look(experiment, arguments.tracking_uri)}")
 
 
 if __name__ == "__main__":

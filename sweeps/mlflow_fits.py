@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from plugins.loggers import tracking
 from sweeps.fit_model import fit_model, save
 from sweeps.fit_report import FitReport
-from sweeps.mlflow_runs import KIND, client, log_run
+from sweeps.mlflow_runs import KIND, client, experiment_id, log_run
 from sweeps.plots import plot_all, plot_scaling
 from sweeps.records import PARENT
 from sweeps.scaling.analysis import Result
@@ -138,7 +139,7 @@ def describe_fits(experiment: str, run_ids: Sequence[str], text: str, tracking_u
     links = (
         f"[Compare the fits]({compare_link(found.experiment_id, run_ids)}), "
         f"[all fits as a table]({table_link(found.experiment_id)}), "
-        f"[all runs](#/experiments/{found.experiment_id}/runs?{_CLASSIC})"
+        f"[all runs]({runs_link(found.experiment_id)})"
     )
     block = f"{_BEGIN}\n## Last fit\n\n{links}\n\n```\n{text}\n```\n{_END}"
     for key, value in (
@@ -158,7 +159,24 @@ def compare_link(experiment_id: str, run_ids: Sequence[str]) -> str:
 
 def table_link(experiment_id: str) -> str:
     """Address of the experiment's fits with their metrics as columns, relative to the MLflow server."""
-    return f"#/experiments/{experiment_id}/runs?{_CLASSIC}&viewStateShareKey={_VIEW}"
+    return f"{runs_link(experiment_id)}&viewStateShareKey={_VIEW}"
+
+
+def runs_link(experiment_id: str) -> str:
+    """Address of the experiment's runs, with its description above them, relative to the MLflow server."""
+    return f"#/experiments/{experiment_id}/runs?{_CLASSIC}"
+
+
+def where_to_look(experiment: str, tracking_uri: str | None = None) -> str:
+    """One line: the address at which a browser shows an experiment's fits as a table.
+
+    A database without a server gets the address it will have under `mlflow ui`.
+    """
+    uri = tracking_uri or tracking.tracking_uri()
+    link = table_link(experiment_id(client(uri), experiment))
+    if uri.startswith("http"):
+        return f"{uri.rstrip('/')}/{link}"
+    return f"http://localhost:5000/{link} once `mlflow ui --backend-store-uri {uri}` runs"
 
 
 def _view_state() -> str:

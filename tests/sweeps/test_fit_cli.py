@@ -144,6 +144,15 @@ def test_fit_runs_have_short_metrics_and_figures(report: FitReport, store: str) 
         assert {a.path for a in client.list_artifacts(run_id)} >= {"fit.json", "isoflop.png", "scaling.png", "model"}
 
 
+def test_the_address_of_the_fits_is_printed(report: FitReport, store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mode = "#/experiments/{}/runs?workflowType=machine_learning&viewStateShareKey="
+    link = mode.format(mlflow_runs.client(store).get_experiment_by_name("fits").experiment_id)
+    options = ["--approach", "isoflop", "--bootstrap", "0", "--budget", "1e13", "--mlflow", "--tracking-uri", store]
+    assert fit.main(["--runs", "mlflow:fits", *options]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"http://localhost:5000/{link}" in last and f"mlflow ui --backend-store-uri {store}" in last
+
+
 def test_experiment_is_tagged_for_the_ui_and_keeps_its_note(report: FitReport, store: str) -> None:
     tags = mlflow_runs.client(store).get_experiment_by_name("fits").tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"

@@ -11,14 +11,16 @@ import pytest
 
 from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport
-from sweeps.mlflow_fits import fit_metrics
+from sweeps.mlflow_fits import fit_metrics, runs_link, where_to_look
 from sweeps.mlflow_runs import client
 from tests.plugins.mlflow_server import MLflowServer
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
 pytestmark = pytest.mark.slow  # a server, a browser and their pages: half a minute of CPU
 
-PATIENCE_MS = 180_000
+# Wide enough for all metric columns: the UI builds only those in sight.
+WINDOW = {"width": 2600, "height": 2400}
+PATIENCE_MS = 60_000
 WIDE_IMAGES = "[...document.images].filter(i => i.src.startsWith('blob:') && i.naturalWidth > 900).length"
 
 
@@ -56,16 +58,16 @@ def page(chromium: str) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1500, "height": 2400})
+        page = browser.new_page(viewport=WINDOW)
         page.set_default_timeout(PATIENCE_MS)
         yield page
         browser.close()
 
 
 def follow(page: Any, server: MLflowServer, link: str) -> None:
-    """Opens the experiment, then a link of its description."""
+    """Opens the experiment's runs, then a link of the description above them."""
     experiment = client(server.uri).get_experiment_by_name("fits").experiment_id
-    page.goto(f"{server.uri}/#/experiments/{experiment}")
+    page.goto(f"{server.uri}/{runs_link(experiment)}")
     address = page.get_by_role("link", name=link).get_attribute("href")
     page.goto(f"{server.uri}/{address[address.index('#') :]}")
 
@@ -85,9 +87,11 @@ def test_the_comparison_shows_exponents_and_figures(server: MLflowServer, report
 
 
 def test_fits_are_a_table_with_metric_columns(server: MLflowServer, report: FitReport, page: Any) -> None:
-    follow(page, server, "all fits as a table")
+    page.goto(where_to_look("fits", server.uri))  # what the command prints
     page.get_by_text("n_opt", exact=True).first.wait_for()
     page.get_by_text("fit-isoflop", exact=True).first.wait_for()
+    follow(page, server, "all fits as a table")
+    page.get_by_text("n_opt", exact=True).first.wait_for()
     assert f"{len(report.mlflow_run_ids)} matching runs" in page.inner_text("body")
 
 
