@@ -216,7 +216,7 @@ def from_hf_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(values.get("tie_word_embeddings", False)),
         )
-    except (ConfigError, TypeError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
