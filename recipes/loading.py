@@ -84,6 +84,9 @@ def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
     from lm.hf_weights import load_hf, read_config_values
 
     values = read_config_values(path)
+    window = values.get("max_position_embeddings", 2048)
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(f"{path}/config.json: max_position_embeddings must be a whole number above 0, got {window!r}")
     found = load_tokenizer(path if tokenizer is None else tokenizer)
     model = load_hf(path, device)
     if found.get_vocab_size() > model.config.vocab_size:
@@ -95,9 +98,6 @@ def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
     eot = eot[0] if isinstance(eot, list) and eot else eot
     if not isinstance(eot, int) or isinstance(eot, bool) or not 0 <= eot < model.config.vocab_size:
         raise ConfigError(f"{path}/config.json has no eos_token_id below the vocabulary's {model.config.vocab_size}")
-    window = values.get("max_position_embeddings", 2048)
-    if not isinstance(window, int) or window < 1:
-        raise ConfigError(f"{path}/config.json: max_position_embeddings must be a whole number above 0, got {window!r}")
     return Trained(model.eval(), found, eot, window, path)
 
 
