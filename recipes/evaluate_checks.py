@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from lm.errors import ConfigError
+from recipes.benchmarks import check_tasks
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -85,6 +86,8 @@ def _check_files(options: argparse.Namespace) -> None:
     from lm.evaluation.questions import read_questions
     from lm.evaluation.text import encodable, read_documents
 
+    if options.tasks:
+        check_tasks(options.ckpt_path, options.tasks)
     for path in options.text or ():
         read_documents(path)
     for path in options.questions or ():

@@ -156,6 +156,18 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     found, printed = scores(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "own.yaml")], tmp_path, capsys)
     assert found["tasks"]["own"]["acc,none"] == pytest.approx(2 / 3) and found["tasks"]["own"]["questions"] == 3
     assert "standard error" in printed
+    own = (tmp_path / "own.yaml").read_text()
+    (tmp_path / "empty.jsonl").write_text("")
+    for text, message in (
+        ("", "must have task, dataset_path"),
+        ("a: [1", "is not YAML"),
+        (own.replace("{q}", "{q"), "--tasks own: TemplateSyntaxError"),
+        (own.replace("q.jsonl", "empty.jsonl"), "--tasks own: "),
+    ):
+        (tmp_path / "odd.yaml").write_text(text)
+        assert main(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "odd.yaml")]) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and message in errors[0], errors
 
 
 @pytest.mark.parametrize(
