@@ -6,6 +6,7 @@ Letters: B rows, t new positions, S positions kept, D width, K key-value heads, 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -152,6 +153,7 @@ def _generate(
 ) -> list[list[int]]:
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     longest = int(lengths.max())
+    _check_room(model, len(prompts), longest + new, device)
     cache = KeyValueCache(model, len(prompts), longest + new)
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     logits = cache.read(ids, lengths)
@@ -171,11 +173,31 @@ def _generate(
     return found
 
 
+def _check_room(model: Llama, rows: int, length: int, device: torch.device) -> None:
+    """Raise ConfigError where keys and values would not fit, before the machine runs out of memory over them."""
+    config = model.config
+    values = 2 * config.n_layers * rows * length * config.n_kv_heads * config.d_head
+    needed = values * model.embedding.weight.element_size() + 12 * length * config.d_head  # with tables of RoPE
+    if device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0]
+    else:
+        room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > room:
+        raise ConfigError(
+            f"keys and values of {rows} x {length:,} positions take {needed / 1e9:,.0f} GB, {device} has"
+            f" {room / 1e9:,.0f}; ask for fewer new tokens or shorter prompts"
+        )
+
+
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """A token for each row of logits, [B, V]."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1).tolist()
-    probabilities = (logits.double().cpu() / sampling.temperature).softmax(dim=-1)
+    if not bool(logits.isfinite().all()):
+        raise ConfigError("the model's logits are not finite: its weights are damaged, or the run diverged")
+    scaled = logits.double().cpu()
+    scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / sampling.temperature  # at most 0 however small the divisor
+    probabilities = scaled.softmax(dim=-1)
     kept = nucleus(probabilities, sampling.top_p)
     return [int(torch.multinomial(p, 1, generator=g)) for p, g in zip(kept, generators, strict=True)]
 

@@ -201,7 +201,12 @@ def from_hf_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     missing = [key for key in _REQUIRED if key not in values]
     if missing:
         raise ConfigError(f"{where} has no {', '.join(missing)}: it is no Llama's config.json")
-    theta, scaling = _from_rope(values, where)
+    try:
+        theta, scaling = _from_rope(values, where)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: rope scaling: {error}") from None
     try:
         return ModelConfig(
             vocab_size=int(values["vocab_size"]),
@@ -216,7 +221,7 @@ def from_hf_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(values.get("tie_word_embeddings", False)),
         )
-    except (ConfigError, TypeError) as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 

@@ -36,14 +36,25 @@ def read_hf_config(folder: str | Path) -> ModelConfig:
     Raises:
         ConfigError: no such folder or file, or a model this package does not have.
     """
+    return from_hf_config(read_config_values(folder), str(Path(folder) / CONFIG))
+
+
+def read_config_values(folder: str | Path) -> dict[str, Any]:
+    """What a folder's config.json holds.
+
+    Raises:
+        ConfigError: no such folder or file, or it is damaged.
+    """
     path = Path(folder) / CONFIG
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: {folder} is no Hugging Face model folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    return from_hf_config(values, str(path))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no settings: it is no Llama's config.json")
+    return values
 
 
 class HFWeights:

@@ -25,6 +25,19 @@ def run_benchmarks(folder: Path, tasks: Sequence[str], limit: int | None, device
     Raises:
         ConfigError: the harness is not installed, `folder` is no exported model, or a task is unknown or fails to load.
     """
+    own = check_tasks(folder, tasks)
+    names = [task for task in dict.fromkeys(tasks) if not _is_file(task)]
+    if not names:  # nothing of the hub is asked for, so nothing should ask the hub
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+    with _quiet():
+        return _run(folder, names, own, limit, device)
+
+
+def check_tasks(folder: Path, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """What the task files among `tasks` hold; see run_benchmarks for the arguments and the error."""
+    import yaml
+
     if find_spec("lm_eval") is None:
         raise ConfigError("--tasks needs lm-evaluation-harness: pip install 'scalewright[benchmarks]'")
     if not (folder / "config.json").is_file():
@@ -32,25 +45,30 @@ def run_benchmarks(folder: Path, tasks: Sequence[str], limit: int | None, device
             f"--tasks runs on an exported model, {folder} is none; first:"
             f" python -m recipes.export --ckpt_path {folder} --out DIR"
         )
-    files = [Path(task) for task in tasks if task.endswith((".yaml", ".yml"))]
-    absent = [str(path) for path in files if not path.is_file()]
-    if absent:
-        raise ConfigError(f"--tasks {absent[0]}: no such file")
-    if len(files) == len(tasks):  # nothing of the hub is asked for, so nothing should ask the hub
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-    with _quiet():
-        return _run(folder, [task for task in tasks if Path(task) not in files], files, limit, device)
+    found = []
+    for path in dict.fromkeys(Path(task) for task in tasks if _is_file(task)):
+        if not path.is_file():
+            raise ConfigError(f"--tasks {path}: no such file")
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"--tasks {path} is not YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict) or not {"task", "dataset_path"} <= values.keys():
+            raise ConfigError(f"--tasks {path} must have task, dataset_path and more, see docs/evaluation.md")
+        found.append(values)
+    return found
+
+
+def _is_file(task: str) -> bool:
+    return task.endswith((".yaml", ".yml"))
 
 
 def _run(
-    folder: Path, names: list[str], files: list[Path], limit: int | None, device: str
+    folder: Path, names: list[str], own: list[dict[str, Any]], limit: int | None, device: str
 ) -> dict[str, dict[str, Any]]:
-    import yaml
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    own = [dict(yaml.safe_load(path.read_text(encoding="utf-8"))) for path in files]
     try:
         found = simple_evaluate(
             model="hf",
@@ -63,10 +81,15 @@ def _run(
             log_samples=False,
             task_manager=TaskManager(verbosity="ERROR", include_defaults=bool(names)),
         )
-    except (KeyError, ValueError, FileNotFoundError) as error:
-        raise ConfigError(f"--tasks: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # whatever a task file, its questions or its templates make of the harness
+        cause = error.__cause__ or error  # of datasets: "An error occurred", from what did
+        said = f"{type(cause).__name__} {' '.join(str(cause).split())}".strip()
+        raise ConfigError(f"--tasks {' '.join([*names, *(one['task'] for one in own)])}: {said[:300]}") from None
     assert found is not None
     counts = found["n-samples"]
+    for name, row in found["results"].items():
+        if not any("," in key for key in row):
+            raise ConfigError(f"--tasks {name}: nothing was measured; metric_list must name metrics of the harness")
     return {
         name: {**{key: value for key, value in row.items() if "," in key}, "questions": counts[name]["effective"]}
         for name, row in found["results"].items()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from recipes.card_facts import RunFacts, read_run, read_values
+from recipes.card_facts import RunFacts, as_written, read_run, read_values
 from recipes.command import command_parser, exit_status
 
 _CONFIG = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "sequence_length", "tie_embeddings")
@@ -56,16 +56,18 @@ def write_card(
 
     facts = read_run(run)
     data = data_folder(run / "checkpoints" / "x")
-    parts = [
-        f"# {facts.name}",
-        _model(facts),
-        _data(run, data),
-        _training(facts),
-        _plan(facts, plan),
-        _forecast(facts, forecasts),
-        _evaluations(facts, scores),
-        _LIMITS,
-    ]
+    parts = [f"# {facts.name}"]
+    for where, section in (
+        (f"the record of {run}", lambda: _model(facts)),
+        (f"{run}/data.txt or the data's manifest", lambda: _data(run, data)),
+        (f"the record of {run}, spike_guard.json among it,", lambda: _training(facts)),
+        ("--plan", lambda: _plan(facts, plan)),
+        ("--forecasts", lambda: _forecast(facts, forecasts)),
+        ("--scores", lambda: _evaluations(facts, scores)),
+    ):
+        with as_written(where):
+            parts.append(section())
+    parts.append(_LIMITS)
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,7 +85,8 @@ def _data(run: Path, folder: Path | None) -> str:
 
     text = "## Data"
     if (run / "data.txt").is_file():
-        text += f"\n\nWhat the run read, by stage and source:\n\n```\n{(run / 'data.txt').read_text().strip()}\n```"
+        read = (run / "data.txt").read_text(encoding="utf-8").strip()
+        text += f"\n\nWhat the run read, by stage and source:\n\n```\n{read}\n```"
     if folder is None or not (folder / "manifest.json").is_file():
         return text + f"\n\nThe data folder ({folder}) is not there any more: licences are not known here."
     manifest = load_manifest(folder)
@@ -142,7 +145,7 @@ def _forecast(facts: RunFacts, forecasts: Mapping[str, Any] | None) -> str:
     measured = "not known" if row["measured"] is None else f"{row['measured']:.4f}"
     table = _table(
         ("predicted loss", "95% interval", "measured", "verdict"),
-        [(f"{row['loss']:.4f}", f"{row['low']:.4f} to {row['high']:.4f}", measured, row["status"])],
+        [(_figure(row["loss"]), f"{_figure(row['low'])} to {_figure(row['high'])}", measured, row["status"])],
     )
     return f"{head}Forecast {facts.forecast_id}, written by approach {row['approach']} before the run.\n\n{table}"
 
@@ -155,20 +158,20 @@ def _evaluations(facts: RunFacts, scores: Mapping[str, Any] | None) -> str:
     rows: list[tuple[str, ...]]
     if "text" in scores:
         rows = [
-            (Path(name).name, f"{row['bits_per_byte']:.4f}", f"{row['loss']:.4f}", _count(row["tokens"]))
+            (Path(name).name, _figure(row["bits_per_byte"]), _figure(row["loss"]), _count(row["tokens"]))
             for name, row in scores["text"].items()
         ]
         parts.append(_table(("held-out text", "bits per byte", "loss, nats per token", "tokens"), rows))
     if "questions" in scores:
         rows = [
             (Path(name).name, f"{row['exact_match']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})",
-             f"{row['log_probability_per_byte']:.4f}")
+             _figure(row["log_probability_per_byte"]))
             for name, row in scores["questions"].items()
         ]  # fmt: skip
         parts.append(_table(("questions", "exact match (95%)", "ln P(answer) per byte"), rows))
     if "tasks" in scores:
         rows = [
-            (task, key.partition(",")[0], f"{value:.4f}", str(row["questions"]))
+            (task, key.partition(",")[0], _figure(value), str(row["questions"]))
             for task, row in scores["tasks"].items()
             for key, value in row.items()
             if "," in key and "_stderr" not in key
@@ -196,6 +199,11 @@ def _count(value: Any) -> str:
     except (TypeError, ValueError):
         return "not known"
     return f"{number:,.0f}" if math.isfinite(number) else "not known"
+
+
+def _figure(value: float | None) -> str:
+    """Four digits; JSON has null for what is no number."""
+    return "no number" if value is None else f"{value:.4f}"
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,11 +57,27 @@ def read_run(run: Path) -> RunFacts:
         params |= record.get("params", {})
         tags |= record.get("tags", {})
     guard = run / "spike_guard.json"
-    backs = json.loads(guard.read_text(encoding="utf-8"))["roll_backs"] if guard.is_file() else []
+    backs = read_values(guard, "spike guard", ["roll_backs"])["roll_backs"] if guard.is_file() else []
     gaps = [min(after - before, 600_000) for before, after in pairwise(times)]
     return RunFacts(
         run.resolve().name, params, last, sum(gaps) / 1000, tuple(backs), tags.get("scalewright.forecast_id", "")
     )
+
+
+@contextmanager
+def as_written(what: str) -> Iterator[None]:
+    """Inside, `what` is read as the command that wrote it would: something else in it becomes one line.
+
+    Raises:
+        ConfigError: a figure is missing, or is none.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        shown = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise ConfigError(f"{what} is not as it was written: {shown}; write it anew") from None
 
 
 def read_values(path: Path | None, option: str, keys: Sequence[str]) -> Any:
@@ -75,7 +92,7 @@ def read_values(path: Path | None, option: str, keys: Sequence[str]) -> Any:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{option} {path} is not JSON: {error}") from None
     if not isinstance(values, dict) or any(key not in values for key in keys):
         raise ConfigError(f"{option} {path} has no {' or no '.join(keys)}: see python -m recipes.card --help")

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.errors import ConfigError
 from recipes import evaluate_steps
 from recipes.command import command_parser, exit_status
+from recipes.evaluate_checks import check_options
 
 if TYPE_CHECKING:
     from recipes.loading import Trained
@@ -35,7 +35,7 @@ def evaluate(options: argparse.Namespace, log: Callable[[str], None]) -> dict[st
     """
     from recipes.loading import load_trained
 
-    _check(options)
+    check_options(options)
     trained = load_trained(options.ckpt_path, options.tokenizer, options.device)
     window = options.window or trained.window
     values: dict[str, Any] = {"model": _model(trained, window)}
@@ -55,20 +55,6 @@ def evaluate(options: argparse.Namespace, log: Callable[[str], None]) -> dict[st
     if options.prompt:
         values["prompts"] = evaluate_steps.write(trained, options, log)
     return values
-
-
-def _check(options: argparse.Namespace) -> None:
-    for name in ("probes", "positions", "contamination"):
-        if getattr(options, name) and options.data is None:
-            raise ConfigError(f"--{name} needs --data, the folder with the text")
-    if not any((options.data, options.text, options.questions, options.prompt, options.tasks)):
-        raise ConfigError("nothing to evaluate: give --data, --text, --questions, --tasks or --prompt")
-    if options.contamination and not (options.questions or options.text):
-        raise ConfigError("--contamination compares --questions and --text files with the training data; give some")
-    for name in ("window", "windows", "samples", "max_new_tokens", "limit"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 def _model(trained: Trained, window: int) -> dict[str, Any]:
@@ -135,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_json(options.json, plain(values))
             print(f"\nnumbers: {options.json}")
 
-    return exit_status(command)
+    return exit_status(command, "stopped" + ("; --json was not written" if options.json else ""))
 
 
 if __name__ == "__main__":

@@ -22,14 +22,19 @@ _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def score_text(
     trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    from lm.evaluation.text import NOTHING, score_file, score_source, scorer
+    from lm.evaluation.text import NOTHING, check_context, score_file, score_source, scorer
 
     context = window // 2 if options.context is None else options.context
+    check_context(context, window)
     found = {}
     if options.data:
         manifest = _data(trained, options.data)
         for source in manifest.source_names:
             found[source] = score_source(scorer(trained.model), manifest, source, window, options.windows)
+        if not any(score.tokens for score in found.values()):
+            raise ConfigError(
+                f"--data {options.data}: no source has {window + 1:,} held-out tokens, a window of --window"
+            )
         if len(found) > 1:
             found["all sources"] = sum(found.values(), NOTHING)
     for path in options.text or ():
@@ -88,14 +93,14 @@ def probe(trained: Trained, options: argparse.Namespace, window: int, log: Calla
     from lm.evaluation.probes import accuracy_by_length, run_probes
 
     manifest = _data(trained, options.data)
-    lengths = options.lengths or _lengths(window)
+    lengths = sorted(set(options.lengths or _lengths(window)))
     filler = _filler(manifest, trained, 40 * max(lengths))
-    tasks = TASKS if "all" in options.probes else tuple(options.probes)
+    tasks = TASKS if "all" in options.probes else tuple(dict.fromkeys(options.probes))
     scores = run_probes(
         trained.model, trained.tokenizer, trained.eot_id, filler, tasks, lengths, _DEPTHS, options.samples,
         options.seed, lambda s: log(f"  {s.task} {s.length} tokens, depth {s.depth:g}: exact {s.exact_match:.2f}"),
     )  # fmt: skip
-    rows = [("task", *(f"{length} tokens" for length in sorted(lengths)), f"holds {options.share:.0%} up to")]
+    rows = [("task", *(f"{length} tokens" for length in lengths), f"holds {options.share:.0%} up to")]
     values: dict[str, Any] = {"cells": [vars(score) for score in scores], "effective_length": {}}
     for task in tasks:
         by_length = accuracy_by_length(scores, task)
@@ -190,6 +195,9 @@ def write(trained: Trained, options: argparse.Namespace, log: Callable[[str], No
 
     sampling = Sampling(options.temperature, options.top_p, options.seed)
     prompts = [trained.tokenizer.encode(text, add_special_tokens=False).ids for text in options.prompt]
+    longest = max(len(prompt) for prompt in prompts) + options.max_new_tokens
+    if longest > trained.window:
+        log(f"\nnote: the model was trained on {trained.window:,} tokens; with its prompt a text may get {longest:,}")
     found = generate(trained.model, prompts, options.max_new_tokens, {trained.eot_id}, sampling)
     values = []
     for prompt, ids in zip(options.prompt, found, strict=True):

@@ -186,7 +186,10 @@ def data_folder(checkpoint: Path) -> Path | None:
     path = checkpoint.resolve().parent.parent / "config.yaml"
     if not path.is_file():
         return None
-    found = OmegaConf.select(OmegaConf.create(OmegaConf.load(path)), "data.dir")
+    try:
+        found = OmegaConf.select(OmegaConf.create(OmegaConf.load(path)), "data.dir")
+    except Exception as error:  # of YAML, of OmegaConf, of decoding
+        raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     return None if found is None else Path(str(found))
 
 

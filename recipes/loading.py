@@ -80,12 +80,13 @@ def _from_checkpoint(path: Path, tokenizer: Path | None, device: str) -> Trained
 
 
 def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
-    import json
-
     from lm.data.tokenizer import load_tokenizer
-    from lm.hf_weights import load_hf
+    from lm.hf_weights import load_hf, read_config_values
 
-    values = json.loads((path / "config.json").read_bytes())
+    values = read_config_values(path)
+    window = values.get("max_position_embeddings", 2048)
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(f"{path}/config.json: max_position_embeddings must be a whole number above 0, got {window!r}")
     found = load_tokenizer(path if tokenizer is None else tokenizer)
     model = load_hf(path, device)
     if found.get_vocab_size() > model.config.vocab_size:
@@ -95,9 +96,9 @@ def _from_hf(path: Path, tokenizer: Path | None, device: str) -> Trained:
         )
     eot = values.get("eos_token_id")
     eot = eot[0] if isinstance(eot, list) and eot else eot
-    if not isinstance(eot, int):
-        raise ConfigError(f"{path}/config.json has no eos_token_id")
-    return Trained(model.eval(), found, eot, int(values.get("max_position_embeddings", 2048)), path)
+    if not isinstance(eot, int) or isinstance(eot, bool) or not 0 <= eot < model.config.vocab_size:
+        raise ConfigError(f"{path}/config.json has no eos_token_id below the vocabulary's {model.config.vocab_size}")
+    return Trained(model.eval(), found, eot, window, path)
 
 
 class _Weights:

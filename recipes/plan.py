@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from lm.data.files import plain
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.plan_config import job_from, override, pretrain_config, read, write_config
@@ -47,20 +49,35 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def assignments(text: str) -> dict[str, Any]:
-    """{"cluster.devices": 128} of "cluster.devices=128"; several with commas; values as in YAML.
+    """{"cluster.devices": 128} of "cluster.devices=128"; several with commas; values as in YAML, lists among them.
 
     Raises:
         ConfigError: no KEY=VALUE.
     """
-    from omegaconf import OmegaConf
+    import yaml
 
     changes: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r",(?![^\[{]*[\]}])", text):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise ConfigError(f"{text!r} is not KEY=VALUE, such as cluster.devices=128")
-        changes[key.strip()] = OmegaConf.create(f"value: {value}").value
+        try:
+            changes[key.strip()] = _number(yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ConfigError(f"{text!r}: the value {value!r} is not YAML; quote it, or close its brackets") from None
     return changes
+
+
+def _number(value: Any) -> Any:
+    """1e12 as a number: YAML 1.1 takes it for a word unless it has a point and a sign, and OmegaConf's files do not."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -103,7 +120,7 @@ def run(options: argparse.Namespace, argv: list[str] | None = None) -> None:
         for path in plot(plan, options.plots):
             print(f"wrote {path}", file=sys.stderr)
     if options.json:
-        print(json.dumps(plan))
+        print(json.dumps(plain(plan)))
     else:
         from recipes.plan_page import page
 

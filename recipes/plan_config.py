@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import ModelConfig, model_config_from
+from lm.data.files import write_bytes
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, tokens_for_budget
-from lm.planner.job import Cluster, Job, check_numbers
+from lm.planner.job import MOST, Cluster, Job, check_numbers
 from lm.planner.layout import CHECKPOINTING, STRATEGIES, Layout
 from lm.planner.memory import device_type_of
 from lm.planner.shapes import SHAPES, shape_for
@@ -74,9 +75,9 @@ def job_from(values: Mapping[str, Any]) -> Job:
         sequence_length=int(sizes["sequence_length"]),
         global_batch_tokens=int(sizes["global_batch_tokens"]),
         cluster=_cluster(values["cluster"]),
-        sources=_sources(values.get("sources") or {}),
+        sources=_sources({} if values.get("sources") is None else values["sources"]),
         surface=surface,
-        layout=_layout(values.get("layout") or {}),
+        layout=_layout({} if values.get("layout") is None else values["layout"]),
         **{"name": "plan", **{key: values[key] for key in _SAME if values.get(key) is not None}},
     )
 
@@ -118,7 +119,12 @@ def _model(values: Any) -> ModelConfig:
         raise ConfigError(f"model lacks {', '.join(missing)}")
     for name in ("vocab_size", "d_model", "n_layers", "n_heads"):
         check_numbers("model.", {name: rest[name]}, whole=True)
-    return model_config_from(rest)
+    return model_config_from({name: _whole(value) for name, value in rest.items()})
+
+
+def _whole(value: Any) -> Any:
+    """4096 of 4.096e3: YAML reads it as a float, sizes are integers; all else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and value < MOST else value
 
 
 def _cluster(values: Any) -> Cluster:
@@ -241,4 +247,4 @@ def write_config(config: Mapping[str, Any], path: Path, command: str) -> None:
     import yaml
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# Made by: {command}\n" + yaml.safe_dump(dict(config), sort_keys=False))
+    write_bytes(path, (f"# Made by: {command}\n" + yaml.safe_dump(dict(config), sort_keys=False)).encode())

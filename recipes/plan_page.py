@@ -10,7 +10,7 @@ Plan = Mapping[str, Any]
 
 def page(plan: Plan) -> str:
     """All sections, one blank line between them."""
-    sections = [_model, _run, _layout, _memory, _step, _cost, _reliability, _data, _loss, _what_if]
+    sections = [_model, _run, _layout, _memory, _step, _ways, _cost, _reliability, _data, _loss, _what_if]
     return "\n\n".join(text for section in sections if (text := section(plan)))
 
 
@@ -139,6 +139,26 @@ def _step(plan: Plan) -> str:
         f" {step['tokens_per_s_per_device']:,.0f} a device, {step['flops_per_s']:.3g} FLOP/s, MFU {step['mfu']:.1%}"
     ]
     return "\n".join([*lines, aligned(rows)] if len(rows) > 1 else lines)
+
+
+def _ways(plan: Plan) -> str:
+    if not plan["ways"]:
+        return ""
+    rows = [["way", "ranks", "link", "sent", "time", "computing"]]
+    for way in plan["ways"]:
+        figures = [gb(way["sent_bytes"]), seconds(way["seconds"]), seconds(way["compute_seconds"])]
+        rows.append([way["name"], str(way["ranks"]), way["link"], *figures])
+    pipe = plan["pipeline"]
+    lines = [
+        f"Ways to divide it, by the textbook: a micro-batch of {plan['layout']['micro_batch']} on a rank",
+        aligned(rows),
+    ]
+    if pipe["stages"] > 1:
+        lines.append(
+            f"  a pipeline of {pipe['stages']} stages and {pipe['micro_batches']} micro-batches waits"
+            f" {pipe['bubble']:.1%} of a step"
+        )
+    return "\n".join(lines)
 
 
 def _cost(plan: Plan) -> str:

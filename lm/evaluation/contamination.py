@@ -60,14 +60,19 @@ class Contamination:
         return len(self.found) / max(1, self.texts - self.too_short)
 
 
+def check_ngram(n: int) -> None:
+    """Raise ConfigError for n-grams so short that ordinary phrases would count."""
+    if n < LEAST_WORDS:
+        raise ConfigError(f"n-grams for contamination need {LEAST_WORDS} words or more, got {n}")
+
+
 def check_contamination(manifest: Manifest, texts: Sequence[str], n: int = N) -> Contamination:
     """Read the train split of all sources once and look each n-gram of the texts up. Memory goes with the texts only.
 
     Raises:
         ConfigError: n is below LEAST_WORDS.
     """
-    if n < LEAST_WORDS:
-        raise ConfigError(f"n-grams for contamination need {LEAST_WORDS} words or more, got {n}")
+    check_ngram(n)
     wanted: dict[int, set[str]] = {}  # length -> n-grams
     by_text: list[list[str]] = []
     for text in texts:

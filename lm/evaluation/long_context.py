@@ -47,6 +47,12 @@ class Probe:
     ids: tuple[int, ...]
 
 
+def check_task(task: str) -> None:
+    """Raise ConfigError for a task that there is not."""
+    if task not in TASKS:
+        raise ConfigError(f"long-context task {task!r} is unknown; take one of {', '.join(TASKS)}")
+
+
 def make_probe(task: str, tokenizer: Tokenizer, filler: Sequence[str], length: int, depth: float, seed: int) -> Probe:
     """A prompt of `length` tokens or a few less, the same for the same arguments.
 
@@ -57,8 +63,7 @@ def make_probe(task: str, tokenizer: Tokenizer, filler: Sequence[str], length: i
     Raises:
         ConfigError: unknown task, depth outside [0, 1], length too small for the task, or too little filler.
     """
-    if task not in _MAKERS:
-        raise ConfigError(f"long-context task {task!r} is unknown; take one of {', '.join(TASKS)}")
+    check_task(task)
     if not 0 <= depth <= 1:
         raise ConfigError(f"depth must be from 0 to 1, got {depth}")
     rng = random.Random(f"{task} {length} {depth} {seed}")

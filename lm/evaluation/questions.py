@@ -7,7 +7,6 @@ arXiv 2304.15004), so both are always reported together.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import string
@@ -15,12 +14,12 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm.errors import ConfigError
-from lm.evaluation.text import Scorer, scorer
+from lm.evaluation.text import Scorer, encodable, json_lines, scorer
 from lm.generation import generate
 from lm.loss import IGNORE
 from lm.model import Llama
@@ -98,10 +97,12 @@ class QuestionScore:
 def normalise(text: str) -> str:
     """What is compared: NFKC, lower case, without ASCII punctuation and a, an, the, spaces made single.
 
-    The rules of SQuAD's evaluation (Rajpurkar et al. 2016, arXiv 1606.05250) after Unicode's compatibility form.
+    The rules of SQuAD's evaluation (Rajpurkar et al. 2016, arXiv 1606.05250) after Unicode's compatibility form. Where
+    they leave nothing (the answer "A" of a choice, "..."), they are not applied: else an empty answer would be right.
     """
-    text = unicodedata.normalize("NFKC", text).casefold().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", text).split())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    plain = _ARTICLES.sub(" ", folded.translate(_PUNCTUATION)).split()
+    return " ".join(plain or folded.translate(_PUNCTUATION).split() or folded.split())
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -110,29 +111,21 @@ def read_questions(path: Path) -> list[Question]:
     Raises:
         ConfigError: the file cannot be read, or the first line that is not one.
     """
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
-    found = [_question(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    found = [_question(row, where) for where, row in json_lines(path)]
     if not found:
         raise ConfigError(f"{path} holds no question")
     return found
 
 
-def _question(line: str, where: str) -> Question:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON ({error})") from None
+def _question(row: Any, where: str) -> Question:
     prompt, answers = (row.get("prompt"), row.get("answer")) if isinstance(row, dict) else (None, None)
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(prompt, str) or not prompt:
         raise ConfigError(f"{where}: no text under 'prompt'")
     if not isinstance(answers, list) or not answers or not all(isinstance(one, str) and one.strip() for one in answers):
         raise ConfigError(f"{where}: 'answer' must be a text or a list of texts, none of them empty")
+    for text in (prompt, *answers):
+        encodable(text, where)
     return Question(prompt, tuple(answers))
 
 

@@ -127,6 +127,12 @@ def score_source(
     return total
 
 
+def check_context(context: int, window: int) -> None:
+    """Raise ConfigError where windows would not move on."""
+    if not 0 <= context < window:
+        raise ConfigError(f"context must be from 0 to window - 1 = {window - 1}, got {context}")
+
+
 def score_document(
     score: Scorer, ids: NDArray[Any] | Sequence[int], n_bytes: NDArray[np.int64], window: int, context: int
 ) -> TextScore:
@@ -138,8 +144,7 @@ def score_document(
         window: T in tokens.
         context: tokens that every label of a later window has at least before it; windows overlap by this much.
     """
-    if not 0 <= context < window:
-        raise ConfigError(f"context must be from 0 to window - 1 = {window - 1}, got {context}")
+    check_context(context, window)
     tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))
     if len(tokens) < 2:
         return NOTHING
@@ -170,25 +175,57 @@ def read_documents(path: Path, field: str = "text") -> list[str]:
     Raises:
         ConfigError: the file cannot be read, is not UTF-8, or a line of it has no such field.
     """
+    if path.suffix != ".jsonl":
+        return [read_utf8(path)]
+    return [_field(row, field, where) for where, row in json_lines(path)]
+
+
+def read_utf8(path: Path) -> str:
+    """Text of a file, without the byte order mark that some editors put before it.
+
+    Raises:
+        ConfigError: the file cannot be read or is not UTF-8.
+    """
     try:
-        text = path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
-    if path.suffix != ".jsonl":
-        return [text]
-    return [_field(line, field, f"{path}, line {number}") for number, line in enumerate(text.split("\n"), 1) if line]
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
 
 
-def _field(line: str, field: str, where: str) -> str:
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where, value) of each line of a JSONL file that is not blank.
+
+    Raises:
+        ConfigError: see read_utf8; or a line is not JSON.
+    """
+    for number, line in enumerate(read_utf8(path).split("\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{where}: not JSON ({error})") from None
+
+
+def encodable(text: str, where: str) -> str:
+    """The text.
+
+    Raises:
+        ConfigError: it holds half a surrogate pair, which is no character.
+    """
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where}: not JSON ({error})") from None
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where} holds a lone surrogate, which no tokenizer can encode") from None
+    return text
+
+
+def _field(row: Any, field: str, where: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(field), str):
         raise ConfigError(f"{where}: no text in field {field!r}")
-    return str(row[field])
+    return encodable(row[field], where)
 
 
 def score_file(
@@ -197,19 +234,11 @@ def score_file(
     """All documents of a text or JSONL file; end-of-text itself is not scored, since a file may be a fragment."""
     lengths = byte_lengths(tokenizer)
     total = NOTHING
-    for ids in encode_documents(tokenizer, [_valid(text, path) for text in read_documents(path, field)]):
+    for ids in encode_documents(tokenizer, read_documents(path, field)):
         total += score_document(score, ids[:-1], lengths, window, context)
     if not total.tokens:
         raise ConfigError(f"{path} has no document of two tokens or more")
     return total
-
-
-def _valid(text: str, path: Path) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ConfigError(f"{path} holds a lone surrogate, which no tokenizer can encode") from None
-    return text
 
 
 def _parts(values: NDArray[Any], size: int) -> Iterator[NDArray[Any]]:

@@ -84,6 +84,18 @@ def peak_tflops(name: str) -> float:
     return 0.0 if known is None else known.tflops["bf16"]
 
 
+def _measured(device: Device) -> Device:
+    """The device of a file, if its figures are figures.
+
+    Raises:
+        ValueError: one is not; also a TypeError or AttributeError where a section is none.
+    """
+    sizes = [device.memory_gb, device.memory_gb_per_s, device.link_gb_per_s, *device.rates.values()]
+    if not all(0 < value < 1e30 for value in device.tflops.values()) or not all(0 <= value < 1e30 for value in sizes):
+        raise ValueError("its figures must be numbers above 0")
+    return device
+
+
 def find_device(name: str) -> Device:
     """A known device, or one that `recipes.plan --calibrate` measured, by the path of its JSON file.
 
@@ -94,9 +106,9 @@ def find_device(name: str) -> Device:
         return DEVICES[name]
     if name.endswith(".json"):
         try:
-            values: dict[str, Any] = json.loads(Path(name).read_text())["device"]
-            return Device(**values)  # a field that is missing or unknown is a TypeError
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            values: dict[str, Any] = json.loads(Path(name).read_text(encoding="utf-8"))["device"]
+            return _measured(Device(**values))  # a field that is missing or unknown is a TypeError
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"cluster.device {name} is no measured device ({error}); make it with recipes.plan --calibrate {name}"
             ) from None

@@ -17,6 +17,7 @@ from lm.planner.sizes import Surface
 
 PRECISIONS = ("32-true", "bf16-mixed", "fp8")
 GB = 1e9
+LARGEST, MOST = 1e30, 10**15  # no figure of a run is near; beyond, products overflow
 
 
 def require(condition: bool, message: str) -> None:
@@ -26,12 +27,15 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_numbers(place: str, values: Mapping[str, Any], *, zero: bool = False, whole: bool = False) -> None:
-    """Raise ConfigError unless all are finite numbers above 0 (with `zero`: at least 0; with `whole`: integers)."""
+    """Raise ConfigError unless all are numbers above 0 (with `zero`: at least 0; with `whole`: integers) of a size that
+    some run could have."""
     for name, value in values.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         good = number and (value >= 0 if zero else value > 0) and not (whole and value != int(value))
         kind = ("a whole number " if whole else "a number ") + ("from 0 on" if zero else "above 0")
         require(good, f"{place}{name} must be {kind}, got {value!r}")
+        most = MOST if whole else LARGEST
+        require(value <= most, f"{place}{name} must be {kind} and at most {most:g}, got {value:g}")
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class Cluster:
         require(isinstance(self.device, str), f"cluster.device must be a name, got {self.device!r}")
         check_numbers("cluster.", {"devices": self.devices}, whole=True)
         check_numbers("cluster.", {"devices_per_node": self.devices_per_node}, whole=True, zero=True)
+        require(self.devices <= 1_000_000, f"cluster.devices must be at most 1,000,000, got {self.devices:,}")
+        for name in ("devices", "devices_per_node"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         if self.devices_per_node == 0:
             object.__setattr__(self, "devices_per_node", min(8, self.devices))
         check_numbers("cluster.", {"mfu": self.mfu, "network_gb_per_s": self.network_gb_per_s})
@@ -167,6 +174,10 @@ class Job:
     layout: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for key in ("name", "data_dir", "flops_convention", "precision", "schedule"):
+            value = getattr(self, key)
+            require(isinstance(value, str) and value.strip() != "", f"{key} must be a word, got {value!r}")
+        require("/" not in self.name, f"name must name a folder, without /, got {self.name!r}")
         check_numbers("", {"tokens": self.tokens})
         sizes = {"sequence_length": self.sequence_length, "global_batch_tokens": self.global_batch_tokens}
         check_numbers("", sizes, whole=True)
@@ -189,6 +200,7 @@ class Job:
             self.cluster.peak_flops(kind)
         for source, (weight, unique) in self.sources.items():
             check_numbers(f"sources.{source} ", {"weight": weight, "unique_tokens": unique})
+        object.__setattr__(self, "warmup_steps", int(self.warmup_steps))
 
     @property
     def sequences(self) -> int:

@@ -17,6 +17,7 @@ from lm.planner.memory import DeviceMemory, adam_state_bytes
 from lm.planner.reliability import DAY_SECONDS
 from lm.planner.search import Candidate, Choice, search
 from lm.planner.timing import attention_share, layout_transfers, seconds_of
+from lm.planner.ways import pipeline, ways
 
 HOUR_SECONDS = 3600.0
 
@@ -40,6 +41,8 @@ def make_plan(job: Job) -> dict[str, Any]:
         "memory": memory_values(job, choice.best.memory),
         "step": step_values(job, choice.best),
         "communication": [transfer_values(job, transfer) for transfer in layout_transfers(job, choice.best.layout)],
+        "ways": [dataclasses.asdict(way) for way in ways(job, choice.best.layout.micro_batch)],
+        "pipeline": pipeline(job, choice.best.layout.micro_batch),
         "time_and_cost": time_and_cost(job, choice.best.time.total),
         "reliability": reliability_values(job, choice.best.time.total),
         "data": data_values(job),

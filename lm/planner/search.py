@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,7 +136,8 @@ def _divides(job: Job, layout: Layout) -> bool:
 
 
 def _divisors(n: int) -> list[int]:
-    return [size for size in range(1, n + 1) if n % size == 0]
+    small = [size for size in range(1, math.isqrt(n) + 1) if n % size == 0]
+    return small + [n // size for size in reversed(small) if size * size != n]
 
 
 def _no_layout(job: Job) -> str:

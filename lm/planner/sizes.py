@@ -29,8 +29,17 @@ class Surface:
     def __post_init__(self) -> None:
         for name in _NAMES:
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (number and math.isfinite(value) and value > 0):
                 raise ConfigError(f"loss.{name} must be a positive number, got {value!r}")
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if not 1e-3 <= value <= 10:
+                raise ConfigError(f"loss.{name} is an exponent, from 0.001 to 10, got {value!r}")
+        for name in ("E", "A", "B"):
+            value = getattr(self, name)
+            if not 1e-12 <= value <= 1e30:
+                raise ConfigError(f"loss.{name} must be from 1e-12 to 1e30, got {value!r}")
 
     def loss(self, n_params: float, tokens: float) -> float:
         """Nats a token."""
@@ -97,15 +106,24 @@ def surface_from(values: Any) -> Surface:
     return Surface(**values)
 
 
+def _section(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sections(value: Any) -> list[dict[str, Any]]:
+    """The dictionaries in a dictionary; none in anything else."""
+    return [part for part in _section(value).values() if isinstance(part, dict)]
+
+
 def _from_file(path: str, others: set[str]) -> Surface:
     if others:
         raise ConfigError(f"loss has fit and {', '.join(sorted(others))}; give one of the two")
     try:
-        results = json.loads(Path(path).read_text()).get("results", {})
-    except (OSError, ValueError, AttributeError) as error:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"loss.fit {path}: cannot be read as JSON ({error})") from None
-    for result in results.values():
-        for constants in (result, *(part for part in result.values() if isinstance(part, dict))):
+    for result in _sections(_section(found).get("results")):
+        for constants in (result, *_sections(result)):
             if all(name in constants for name in _NAMES):
                 return Surface(**{name: constants[name] for name in _NAMES})
     raise ConfigError(f"loss.fit {path} holds no parametric fit; run sweeps.fit --approach parametric --json {path}")

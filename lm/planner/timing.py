@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lm.config import ModelConfig
+from lm.errors import ConfigError
 from lm.plan import count_parameters, flops_per_token
 from lm.planner.activations import Numerics, activation_bytes, block_bytes_per_token
 from lm.planner.communication import Transfer, transfers
@@ -106,6 +107,11 @@ _ONCE_A_STEP = ("parameters", "steps")
 def measured_seconds(job: Job, layout: Layout) -> tuple[float, float]:
     """(compute, recompute) of a micro-batch on a machine that was measured; the optimizer is spread over them."""
     rates, done = job.cluster.spec.rates, work(job.model, layout.micro_batch, job.sequence_length)
+    missing = done.keys() - rates.keys()
+    if missing:
+        raise ConfigError(
+            f"cluster.device {job.cluster.device} has no rate of {', '.join(sorted(missing))}; measure it anew"
+        )
     spread = {name: value / layout.accumulation if name in _ONCE_A_STEP else value for name, value in done.items()}
     compute = sum(rates[name] * value for name, value in spread.items())
     again = {"none": 0.0, "selective": rates["activation_bytes"] * done["activation_bytes"] / 3}

@@ -29,7 +29,8 @@ class Evaluation(Callback):
         questions: JSONL files, see lm.evaluation.questions.read_questions; of an answer the probability is recorded,
             which moves long before a model writes it to the letter (python -m recipes.evaluate reports both).
         every_n_steps: optimizer steps between evaluations; the last step is always evaluated.
-        context: tokens that every token of a later window of a text has before it; null: half a window.
+        context: tokens that every token of a later window of a text has before it, a window less one at most; null:
+            half a window.
     """
 
     def __init__(
@@ -48,6 +49,8 @@ class Evaluation(Callback):
             raise ConfigError(f"evaluation: two files are named {twice[0]}, and metrics go by name; rename one")
         if every_n_steps < 1:
             raise ConfigError(f"evaluation: every_n_steps must be at least 1, got {every_n_steps}")
+        if context is not None and context < 0:
+            raise ConfigError(f"evaluation: context must be at least 0, got {context}")
         self.texts, self.question_files = [Path(file) for file in texts or ()], [Path(file) for file in questions or ()]
         self.every_n_steps, self.context = every_n_steps, context
         self._questions: dict[str, list[Question]] = {}
@@ -61,7 +64,9 @@ class Evaluation(Callback):
         self._tokenizer = load_tokenizer(folder)
         self._questions = {path.stem: read_questions(path) for path in self.question_files}
         for path in self.texts:
-            read_documents(path)
+            texts = read_documents(path)
+            if not any(len(self._tokenizer.encode(text, add_special_tokens=False).ids) > 1 for text in texts):
+                raise ConfigError(f"evaluation: {path} has no document of two tokens or more")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if due(trainer, batch_idx, self.every_n_steps):
@@ -84,7 +89,7 @@ class Evaluation(Callback):
             out: Tensor = trainer.strategy.predict_step(batch, 0)
             return out[:, :length].double().cpu()
 
-        context = window // 2 if self.context is None else self.context
+        context = window // 2 if self.context is None else min(self.context, window - 1)
         values: dict[str, float] = {}
         with evaluating(trainer.strategy.model), torch.no_grad():
             for path in self.texts:

@@ -92,6 +92,8 @@ def test_what_counts_as_the_same_answer() -> None:
     assert normalise("  The Café,\tof   a man!") == "café of man"
     assert normalise("ﬁve") == normalise("FIVE.") == "five"
     assert normalise("thea") == "thea" and normalise("1.5") == "15"
+    # An answer of which nothing would be left: else a model that writes nothing is right.
+    assert (normalise("A."), normalise("The"), normalise("..."), normalise(" ")) == ("a", "the", "...", "")
 
 
 def test_wilson_interval_of_the_exact_match() -> None:
@@ -120,8 +122,10 @@ def test_a_bad_question_is_named(tmp_path: Path, line: str, message: str) -> Non
 
 def test_documents_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one\\u2028two"}\n{"text": "three"}\n', encoding="utf-8")
-    assert read_documents(path) == ["one\u2028two", "three"]
+    lines = '{"text": "one\\u2028two"}\n \n{"text": "three"}\r\n'
+    for mark in ("", "\ufeff"):
+        path.write_text(mark + lines, encoding="utf-8")
+        assert read_documents(path) == ["one\u2028two", "three"]
     (tmp_path / "b.txt").write_bytes(b"a\xff")
     with pytest.raises(ConfigError, match="not UTF-8 at byte 1"):
         read_documents(tmp_path / "b.txt")

@@ -14,7 +14,7 @@ from lm.data.shards import load_manifest
 from lm.data.tokenizer import load_tokenizer
 from lm.evaluation.contamination import documents
 from recipes.evaluate import main
-from tests.parity.conftest import WORDS
+from tests.parity.conftest import VOCAB, WORDS
 from tests.parity.helpers import load_transformers
 
 TEXT = "the model reads naïve café — 12 times\n" * 40
@@ -114,7 +114,7 @@ def test_contamination_finds_what_was_planted(run_folder: Path, corpus: Path, tm
 
 def test_long_context_figures(run_folder: Path, corpus: Path, tmp_path: Path, capsys) -> None:
     options = ["--ckpt_path", str(run_folder), "--data", str(corpus), "--window", "512", "--plots", str(tmp_path / "p")]
-    probes = ["--probes", "needle", "variables", "--lengths", "256", "512", "--samples", "1"]
+    probes = ["--probes", "needle", "variables", "--lengths", "512", "256", "512", "--samples", "1"]
     found, printed = scores([*options, *probes], tmp_path, capsys)
     cells = found["probes"]["cells"]
     assert {(c["task"], c["length"], c["depth"]) for c in cells} == {
@@ -156,6 +156,18 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     found, printed = scores(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "own.yaml")], tmp_path, capsys)
     assert found["tasks"]["own"]["acc,none"] == pytest.approx(2 / 3) and found["tasks"]["own"]["questions"] == 3
     assert "standard error" in printed
+    own = (tmp_path / "own.yaml").read_text()
+    (tmp_path / "empty.jsonl").write_text("")
+    for text, message in (
+        ("", "must have task, dataset_path"),
+        ("a: [1", "is not YAML"),
+        (own.replace("{q}", "{q"), "--tasks own: TemplateSyntaxError"),
+        (own.replace("q.jsonl", "empty.jsonl"), "--tasks own: "),
+    ):
+        (tmp_path / "odd.yaml").write_text(text)
+        assert main(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "odd.yaml")]) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and message in errors[0], errors
 
 
 @pytest.mark.parametrize(
@@ -169,12 +181,52 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
         (["--tasks", "own.yaml"], "runs on an exported model"),
         (["--prompt", ""], "a prompt has no tokens"),
         (["--prompt", "x", "--top-p", "2"], "top_p must be"),
+        (["--prompt", "x", "--device", "tpu"], "--device 'tpu' is not on this machine"),
+        (["--prompt", "x", "--device", "meta"], "--device 'meta' is not on this machine"),
+        (["--prompt", "\ud800"], "--prompt, text 1 holds a lone surrogate"),
+        (["--prompt", "x", "--max-new-tokens", "10000000000"], "ask for fewer new tokens"),
+        (["--prompt", "x", "--json", "."], "--json . is a folder"),
+        (["--prompt", "x", "--json", "no/scores.json"], "no is no folder; make it first"),
+        (["--prompt", "x", "--plots", "bad.jsonl"], "--plots bad.jsonl is a file"),
+        (["--prompt", "x", "--share", "nan"], "--share must be above 0"),
+        (["--questions", "half.jsonl"], "line 1 holds a lone surrogate"),
+        (["--questions", "deep.jsonl"], "line 1: not JSON"),
+        (["--text", "deep.jsonl"], "line 1: not JSON"),
+        (["--text", "bad.jsonl"], "line 1: no text in field 'text'"),
+        (["--data", "DATA", "--window", "1000000"], "no source has 1,000,001 held-out tokens"),
+        (["--data", "DATA", "--text", "marked.txt", "--context", "64"], "context must be from 0 to window - 1 = 63"),
+        (["--data", "DATA", "--probes", "haystack"], "long-context task 'haystack' is unknown"),
+        (["--data", "DATA", "--text", "marked.txt", "--contamination", "--ngram", "2"], "need 5 words or more, got 2"),
     ],
 )
-def test_mistakes_are_one_line(run_folder: Path, tmp_path: Path, capsys, monkeypatch, arguments, message) -> None:
+def test_mistakes_are_one_line(run_folder, corpus, tmp_path: Path, capsys, monkeypatch, arguments, message) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("half.jsonl").write_text('{"prompt": "a", "answer": "\\ud800"}\n')
+    Path("deep.jsonl").write_text("[" * 100_000)
+    Path("marked.txt").write_bytes("\ufeffwords".encode())
+    arguments = [str(corpus) if argument == "DATA" else argument for argument in arguments]
     Path("bad.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": []}\n')
     assert main(["--ckpt_path", str(run_folder), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": None}, "max_position_embeddings must be a whole number above 0, got None"),
+        ({"eos_token_id": VOCAB}, f"has no eos_token_id below the vocabulary's {VOCAB}"),
+        ({"hidden_size": "x"}, "config.json: invalid literal for int()"),
+        (None, "config.json holds no settings"),
+    ],
+)
+def test_a_damaged_export_is_one_line(exported: Path, tmp_path: Path, capsys, changes, message) -> None:
+    for path in exported.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    values = json.loads((exported / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text("[]" if changes is None else json.dumps({**values, **changes}))
+    assert main(["--ckpt_path", str(tmp_path), "--prompt", "x"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 

@@ -63,7 +63,10 @@ def test_from_the_folder_alone(run: Path) -> None:
 def test_with_what_other_commands_wrote(run: Path, tmp_path: Path) -> None:
     scores = {
         "model": {},
-        "text": {"data/x.txt": {"bits_per_byte": 1.25, "loss": 2.0, "tokens": 1000}},
+        "text": {
+            "data/x.txt": {"bits_per_byte": 1.25, "loss": 2.0, "tokens": 1000},
+            "few": {"bits_per_byte": None, "loss": None, "tokens": 0},  # a source without a whole window
+        },
         "questions": {"q.jsonl": {"exact_match": 0.5, "interval": [0.4, 0.6], "log_probability_per_byte": -0.7}},
         "tasks": {"own": {"acc,none": 0.75, "acc_stderr,none": 0.1, "questions": 4}},
         "probes": {"effective_length": {"needle": 512, "variables": None}},
@@ -81,6 +84,7 @@ def test_with_what_other_commands_wrote(run: Path, tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(values))
         arguments += [f"--{name}", str(tmp_path / f"{name}.json")]
     text = card(run, *arguments)
+    assert "| few | no number | no number | 0 |" in text
     assert "| x.txt | 1.2500 | 2.0000 | 1,000 |" in text and "| q.jsonl | 0.500 (0.400 to 0.600) | -0.7000 |" in text
     assert "| own | acc | 0.7500 | 4 |" in text and "acc_stderr" not in text
     assert "| needle | 512 |" in text and "| variables | answers nothing |" in text and "25.0% of the texts" in text
@@ -101,5 +105,26 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
         assert main(arguments) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+    whole, nothing = {"parameters": {}, "time_and_cost": {"seconds": None}, "step": {}}, {"text": {"x": {"tokens": 1}}}
+    for option, values in (
+        ("scores", nothing), ("scores", {"text": 3}), ("scores", {"probes": {}}), ("plan", whole),
+        ("forecasts", {"rows": [{"forecast_id": "f00d"}]}), ("forecasts", {"rows": [3]}),
+    ):  # fmt: skip
+        (tmp_path / "odd.json").write_text(json.dumps({"model": {}, **values}))
+        assert main(["--run", str(run), f"--{option}", str(tmp_path / "odd.json")]) == 2
+        error = capsys.readouterr().err
+        assert f"--{option} is not as it was written" in error and error.count("\n") == 1
+    for name, content in (
+        ("spike_guard.json", "[]"),
+        ("spike_guard.json", '{"roll_backs": [{}]}'),
+        ("data.txt", "\xff"),
+    ):
+        before = (run / name).read_bytes()
+        (run / name).write_bytes(content.encode("latin-1"))
+        assert main(["--run", str(run)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and name.split(".")[0] in error and error.count("\n") == 1
+        (run / name).write_bytes(before)
+    assert not (run / "model_card.md").exists()
     (run / FILE).unlink()
     assert main(["--run", str(run)]) == 2 and "kept no record" in capsys.readouterr().err

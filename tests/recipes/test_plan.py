@@ -15,6 +15,7 @@ from lm.planner.layout import Layout, check_layout
 from lm.planner.plan import make_plan
 from lm.planner.search import evaluate, search
 from lm.planner.shapes import SHAPES
+from lm.planner.ways import ways
 from recipes.plan import assignments, main
 from recipes.plan_config import job_from, override, pretrain_config, read, strategy_values
 from recipes.plan_page import page
@@ -79,6 +80,24 @@ def test_layout_and_memory_of_the_7b(plan) -> None:
     one = evaluate(job, Layout("hsdp", 256, 8, micro_batch=1, accumulation=4, reduce_every=True)).memory
     assert 18e9 < one.activations < 22e9
     assert one.total == pytest.approx(40e9, rel=0.15)  # the fact is "about 40 GB"; the recipe's own sum is 45
+
+
+def test_ways_to_divide_the_7b(plan) -> None:
+    """The communication figures of the worked plan, micro-batch 1: GB and seconds against computing."""
+    rows = {way.name.split(",")[0]: way for way in ways(job_from(read(LLAMA_7B)), 1)}
+    got = [(way.ranks, way.link, round(way.sent_bytes / 1e9, 1), round(way.seconds, 2)) for way in rows.values()]
+    assert got[:2] == [(256, "network", 26.8, 0.54), (256, "network", 40.2, 0.80)]
+    assert got[2] == (32, "network", 3.3, 0.07)  # the later of HSDP's two
+    tensor = rows["tensor"]
+    assert (round(tensor.sent_bytes / 1e9, 1), round(1e3 * tensor.seconds), round(1e3 * tensor.compute_seconds)) == (
+        7.5, 17, 52,
+    )  # fmt: skip
+    assert round(rows["pipeline"].sent_bytes / 1e6, 1) == 33.6
+    long = job_from(override(read(LLAMA_7B), {"sequence_length": 131_072}))
+    ring = next(way for way in ways(long, 1) if way.name.startswith("context"))
+    assert round(ring.sent_bytes / 32 / 1e6) == 470
+    assert plan["pipeline"] == {"stages": 8, "micro_batches": 16, "bubble": 7 / 23}
+    assert ways(job_from(override(SMALL, {"cluster.devices": 1})), 1) == []
 
 
 def test_reliability_and_loss_of_the_7b(plan) -> None:
@@ -238,6 +257,13 @@ NONSENSE = [
     ({"sources": {"web": {"weight": 0, "unique_tokens": 1}}}, "sources.web weight must be a number above 0"),
     ({"budget_flops": 1e18}, "a plan needs either tokens or budget_flops"),
     ({"depth": 3}, "depth is unknown; there are"),
+    ({"tokens": 1e308}, "tokens must be a number above 0 and at most 1e+30, got 1e+308"),
+    ({"cluster.devices": 10**8}, "cluster.devices must be at most 1,000,000, got 100,000,000"),
+    ({"flops_convention": [1]}, "flops_convention must be a word, got [1]"),
+    ({"name": "a/b"}, "name must name a folder, without /, got 'a/b'"),
+    ({"layout": False}, "layout must be a section of settings to keep, got False"),
+    ({"loss": {"E": 1, "A": True, "B": 1, "alpha": 0.3, "beta": 0.3}}, "loss.A must be a positive number, got True"),
+    ({"loss": {"E": 1, "A": 1, "B": 1, "alpha": 1e-9, "beta": 0.3}}, "loss.alpha is an exponent, from 0.001 to 10"),
 ]
 
 
@@ -260,6 +286,32 @@ def test_no_config_and_no_file(capsys) -> None:
     assert len(lines) == 3
     assert "no such file" in lines[1]
     assert lines[2] == "error: 'devices' is not KEY=VALUE, such as cluster.devices=128"
+
+
+def test_values_of_the_command_line(tmp_path: Path, capsys) -> None:
+    """Lists, whole numbers written as floats, and brackets left open."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    values = ["cluster.devices=8.0", "model.n_layers=3.0", "cluster.price_per_hour=[2, 3],tokens=2e6"]
+    assert main(["--config", str(path), "--json", "--set", *values]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["cluster"]["price_per_hour"], plan["model"]["n_layers"], plan["run"]["tokens"]) == ([2, 3], 3, 2e6)
+    assert main(["--config", str(path), "--set", "cluster.price_per_hour=[2"]) == 2
+    assert "is not YAML; quote it, or close its brackets" in capsys.readouterr().err
+    assert main(["--config", str(path), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"results": []}', '{"results": {"a": 3}}', "[" * 100_000, "\xff"])
+def test_odd_files_of_a_fit_and_of_a_device(text: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({**SMALL, "cluster": {"device": "H100", "devices": 1}}))
+    odd = tmp_path / "odd.json"
+    odd.write_bytes(text.encode("latin-1"))
+    for key, message in (("loss.fit", f"error: loss.fit {odd}"), ("cluster.device", f"error: cluster.device {odd}")):
+        assert main(["--config", str(tmp_path / "plan.yaml"), "--set", f"{key}={odd}"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(message) and error.count("\n") == 1, error
 
 
 def test_layouts_that_the_recipe_cannot_run() -> None:
