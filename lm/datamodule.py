@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lm.data.epochs import repeat_warnings
 from lm.data.layout import by_batch, micro_batches
-from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
+from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity, outlive_signals
 from lm.data.mix import Settled
 from lm.data.packed_windows import reader_of
 from lm.data.plan import Stage
@@ -237,6 +237,7 @@ class TokenDataModule(PlannedStream, LightningDataModule):
         return {
             "batch_size": None,
             "collate_fn": identity,
+            "worker_init_fn": outlive_signals,
             "pin_memory": device.type == "cuda",
             # iter(DataLoader) draws a seed: from this one, so that a resume finds the global state untouched.
             "generator": torch.Generator().manual_seed(self.seed),
