@@ -48,6 +48,8 @@ class TokenDataModule(PlannedStream, LightningDataModule):
             at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
         packing: cut: documents one after the other, cut every T tokens. best_fit: no document of at most T tokens
             is cut, windows are padded; a plan's tokens are positions. Validation reads the same windows under both.
+        verify_bytes: before training, the sha256 of every shard is compared with the manifest's where the folder is no
+            larger; see plugins.callbacks.data_check. 0: never.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
@@ -72,8 +74,12 @@ class TokenDataModule(PlannedStream, LightningDataModule):
         num_workers: int = 0,
         batch_ramp: Sequence[Sequence[float]] | None = None,
         packing: str = "cut",
+        verify_bytes: float = 1e9,
     ) -> None:
         super().__init__()
+        if not verify_bytes >= 0:
+            raise ConfigError(f"data.verify_bytes must not be negative, got {verify_bytes}")
+        self.verify_bytes = verify_bytes
         self.packing = packing
         self.batch_ramp = BatchRamp(batch_ramp).points if batch_ramp else ()
         self.dir = Path(dir)
