@@ -137,14 +137,12 @@ def test_a_flipped_bit_in_a_shard_is_told_before_training(folder: Path, tmp_path
     content = bytearray(shard.read_bytes())
     content[len(content) // 2 & ~1] ^= 1  # another id of the vocabulary
     shard.write_bytes(content)
-    arguments = fit_arguments(
-        folder, "flipped", "--data.dir", str(data), "--tokens", "256", "--trainer.strategy", "ddp"
-    )
-    job = Job(folder, arguments, 2)
+    arguments = fit_arguments(folder, "flipped", "--data.dir", str(data), "--tokens", "256")
+    job = Job(folder, [*arguments, "--trainer.strategy", "ddp"], 2)
     assert job.join() == [2, 2], job.output()
     assert job.output().count("error: ") == 1 and f"error: {shard} is not what was prepared" in job.output()
     assert not (folder / "runs" / "flipped").exists()
-    job = Job(folder, [*fit_arguments(folder, "flipped", *more[:4]), "--data.verify_bytes", "1000"])
+    job = Job(folder, [*arguments, "--data.verify_bytes", "1000"])
     assert job.join() == [0], job.output()
     assert f"python -m recipes.data verify --dir {data}" in job.output()
 
