@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lm.data.epochs import repeat_warnings
 from lm.data.layout import by_batch, micro_batches
-from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity
+from lm.data.loaders import VALIDATION_BATCH_TOKENS, StreamLoader, ValidationLoaders, identity, outlive_signals
 from lm.data.mix import Settled
 from lm.data.packed_windows import reader_of
 from lm.data.plan import Stage
@@ -48,6 +48,8 @@ class TokenDataModule(PlannedStream, LightningDataModule):
             at 0 and ends at global_batch_tokens; accumulation follows. null: global_batch_tokens throughout.
         packing: cut: documents one after the other, cut every T tokens. best_fit: no document of at most T tokens
             is cut, windows are padded; a plan's tokens are positions. Validation reads the same windows under both.
+        verify_bytes: before training, the sha256 of every shard is compared with the manifest's where the folder is no
+            larger; see plugins.callbacks.data_check. 0: never.
         num_workers: loader processes; the stream is the same for any number. 0 is fastest for small windows.
 
     Attributes (after setup):
@@ -72,8 +74,12 @@ class TokenDataModule(PlannedStream, LightningDataModule):
         num_workers: int = 0,
         batch_ramp: Sequence[Sequence[float]] | None = None,
         packing: str = "cut",
+        verify_bytes: float = 1e9,
     ) -> None:
         super().__init__()
+        if not verify_bytes >= 0:
+            raise ConfigError(f"data.verify_bytes must not be negative, got {verify_bytes}")
+        self.verify_bytes = verify_bytes
         self.packing = packing
         self.batch_ramp = BatchRamp(batch_ramp).points if batch_ramp else ()
         self.dir = Path(dir)
@@ -237,6 +243,7 @@ class TokenDataModule(PlannedStream, LightningDataModule):
         return {
             "batch_size": None,
             "collate_fn": identity,
+            "worker_init_fn": outlive_signals,
             "pin_memory": device.type == "cuda",
             # iter(DataLoader) draws a seed: from this one, so that a resume finds the global state untouched.
             "generator": torch.Generator().manual_seed(self.seed),

@@ -44,6 +44,11 @@ class RunRecord(SaveConfigCallback):
             for logger in loggers:
                 logger.check(resume)  # before config.yaml says that there is a run
             self._lock(run_dir)
+            if not resume and (run_dir / "config.yaml").exists():
+                # Two starts at once: neither saw a run, and this one waited for the other's end to get the lock.
+                raise ConfigError(
+                    f"another process began the run in {run_dir} at this moment; --ckpt_path auto goes on from it"
+                )
             self._write_config(run_dir)
             for logger in loggers:
                 self._open(logger, run_dir, resume)

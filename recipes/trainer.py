@@ -15,6 +15,7 @@ from lm.errors import ConfigError
 from lm.runtime import choose, machine_of
 from plugins.callbacks import run_lock
 from plugins.callbacks.checkpoint import SavingCallback
+from plugins.callbacks.data_check import DataCheck
 from plugins.callbacks.heartbeat import Heartbeat
 from plugins.callbacks.progress import StepProgress
 from plugins.callbacks.resume import Resume
@@ -26,8 +27,8 @@ NAMES = ("auto", *PRECISIONS, "fp8")
 
 
 class RecipeTrainer(Trainer):
-    """See Lightning's Trainer. Signals, the choice of a checkpoint to continue from, and the watch over the other ranks
-    are always there: plugins.callbacks.stop, resume and heartbeat.
+    """See Lightning's Trainer. Signals, the choice of a checkpoint to continue from, a look at the data's hashes and
+    the watch over the other ranks are always there: plugins.callbacks.stop, resume, data_check and heartbeat.
 
     Args:
         precision: auto (chosen by size of the model and by machine, see lm.runtime), 32-true, bf16-mixed, or fp8:
@@ -55,7 +56,7 @@ class RecipeTrainer(Trainer):
         self._signal_connector: Any = StopSignals(self)
         self.resume = Resume(self)
         trainer: Any = self
-        trainer.callbacks[:0] = [self.resume, Heartbeat()]
+        trainer.callbacks[:0] = [DataCheck(), self.resume, Heartbeat()]
 
     def _teardown(self) -> None:
         """Also after an exception; loggers have said their last by now."""

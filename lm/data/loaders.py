@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,15 @@ VALIDATION_BATCH_TOKENS = 8192
 def identity(batch: Batch) -> Batch:
     """Collate function of batches that are ready."""
     return batch
+
+
+def outlive_signals(worker: int) -> None:
+    """In a loader worker: what asks a job to stop reaches all its processes, and the trainer still needs its batches.
+
+    A worker ends when its trainer tells it to, or is gone.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class StreamLoader(DataLoader[Batch]):

@@ -124,6 +124,12 @@ class Manifest:
         """Tokens of each source's split, end-of-text included."""
         return {name: int(self.split(name, split)["tokens"]) for name in self.source_names}
 
+    def n_bytes(self) -> int:
+        """Bytes of all ids and document ends, by the counts."""
+        parts = [self.split(name, split) for name in self.source_names for split in SPLITS]
+        item_bytes = np.dtype(self.content["dtype"]).itemsize
+        return sum(part["tokens"] * item_bytes + part["documents"] * ENDS_DTYPE.itemsize for part in parts)
+
     def fingerprint(self) -> dict[str, str]:
         """sha256 of the shards (contents and order) and of the tokenizer."""
         return {"shards": self.content["shards_sha256"], "tokenizer": self.content["tokenizer_sha256"]}
@@ -191,8 +197,11 @@ def _check_sizes(manifest: Manifest, source: str, split: str) -> None:
                 raise DataError(f"{file} is {found} instead of {size} bytes; prepare the data again with --overwrite")
 
 
-def verify_files(manifest: Manifest) -> tuple[int, int]:
+def verify_files(manifest: Manifest, part: int = 0, parts: int = 1) -> tuple[int, int]:
     """Read all shards and the tokenizer, and compare their hashes with the manifest's.
+
+    Args:
+        part, parts: of `parts` processes that share the files, the one that this is.
 
     Returns:
         (files, bytes) read.
@@ -206,10 +215,11 @@ def verify_files(manifest: Manifest) -> tuple[int, int]:
             for row in manifest.split(source, split)["shards"]:
                 path = manifest.folder / source / split / row["file"]
                 wanted |= {path: row["sha256"], path.with_suffix(".ends"): row["ends_sha256"]}
-    for path, digest in wanted.items():
+    mine = list(wanted.items())[part::parts]
+    for path, digest in mine:
         if not path.is_file() or sha256_file(path) != digest:
             raise DataError(f"{path} is not what was prepared (another sha256); prepare it again with --overwrite")
-    return len(wanted), sum(path.stat().st_size for path in wanted)
+    return len(mine), sum(path.stat().st_size for path, _ in mine)
 
 
 class TokenStream:

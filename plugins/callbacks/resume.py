@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lm.errors import ConfigError
-from plugins.callbacks import roll_backs, run_lock
-from plugins.callbacks.checkpoint import tell
+from plugins.callbacks import branch, roll_backs, run_lock
+from plugins.callbacks.checkpoint import SavingCallback, tell
 from plugins.callbacks.spike_guard import SpikeGuard
 from plugins.strategies import checkpoint, checkpoint_io, leftovers
 
@@ -32,21 +32,31 @@ class Resume(Callback):
     def __init__(self, trainer: Trainer) -> None:
         self.folder: Path | None = None
         self.path: Path | None = None
+        self._given: Any = None  # what trainer.fit(ckpt_path=...) says
         self._validated_step = -1
         connector: Any = trainer._checkpoint_connector
-        start = connector.resume_start
+        start, select = connector.resume_start, connector._select_ckpt_path
+
+        def select_ckpt_path(*args: Any, **kwargs: Any) -> Any:
+            self._given = select(*args, **kwargs)
+            return self._given
 
         def resume_start(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
             start(checkpoint_path if checkpoint_path is not None else self.path, weights_only)
 
-        connector.resume_start = resume_start
+        connector.resume_start, connector._select_ckpt_path = resume_start, select_ckpt_path
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             self._validate_first(trainer)
-        if self.folder is None:
-            return
+        if self.folder is not None:
+            self._find(trainer, fitting)
+        if fitting:
+            self._check_length(trainer)
+
+    def _find(self, trainer: Trainer, fitting: bool) -> None:
+        assert self.folder is not None
         if fitting and self.folder.parent.is_dir():
             # Before anything there is set aside or deleted: it may be another process's.
             problem = run_lock.hold(self.folder.parent) if trainer.is_global_zero else None
@@ -59,9 +69,31 @@ class Resume(Callback):
         if self.path is None and not fitting:
             raise ConfigError(f"{self.folder} holds no checkpoint; train the run first, or pass another --ckpt_path")
 
+    def _check_length(self, trainer: Trainer) -> None:
+        path = self._given or self.path
+        if path is None:
+            return
+        own, steps = SavingCallback.folder(trainer), trainer.max_steps
+        problem = branch.nothing_left(Path(path), own, steps) if trainer.is_global_zero else None
+        problem = trainer.strategy.broadcast(problem)
+        if problem is not None:
+            raise ConfigError(problem)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._leave_branch(trainer)
         if not any(isinstance(callback, SpikeGuard) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             roll_backs.keep_dropped(trainer)
+
+    def _leave_branch(self, trainer: Trainer) -> None:
+        """On rank 0: what the run's folder and its loggers hold of later steps does not count any more."""
+        step = trainer.global_step
+        moved = branch.give_way(SavingCallback.folder(trainer), step)
+        for path in moved:
+            tell(trainer, f"warning: this run begins at step {step}; a later checkpoint is renamed to {path}")
+        for logger in trainer.loggers if moved else []:
+            if hasattr(logger, "rewind"):
+                logger.rewind(step)
 
     # The validation that is missing ---------------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ class YoungCheckpoint(SavingCallback):
 
     def is_due(self, trainer: Trainer) -> bool:
         self._step_seconds.append(time.monotonic() - self._last)
+        self.next_step = min(self.next_step, trainer.global_step + self._interval)  # after a roll-back it lies far off
         if self.time_limit_seconds is not None and not self._saved_before_the_limit:
             self._saved_before_the_limit = bool(trainer.strategy.broadcast(self._limit_is_near()))
             if self._saved_before_the_limit:

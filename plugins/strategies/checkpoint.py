@@ -26,7 +26,7 @@ from plugins.strategies.leftovers import REMOVED, TEMPORARY
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-SET_ASIDE = "damaged-"
+DAMAGED, ABANDONED = "damaged-", "abandoned-"  # what set-aside folders begin with
 
 
 class CheckpointError(ConfigError):
@@ -85,13 +85,13 @@ def remove(path: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def set_aside(path: Path) -> Path:
-    """Take a damaged checkpoint out of the way, without deleting it: no save may find its place taken by it.
+def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
+    """Take a checkpoint out of the way, without deleting it: no save may find its place taken by it.
 
     Returns:
-        where it is now: damaged-<name> beside it, or `path` itself on a read-only file system.
+        where it is now: <prefix><name> beside it, or `path` itself on a read-only file system.
     """
-    aside = path.with_name(f"{SET_ASIDE}{path.name}")
+    aside = path.with_name(f"{prefix}{path.name}")
     if aside.exists():
         aside = path.with_name(f"{aside.name}-{uuid.uuid4().hex[:8]}")
     try:
@@ -191,7 +191,7 @@ def candidates(folder: Path) -> list[Path]:
         return step, entry.stat().st_mtime_ns
 
     entries = folder.iterdir() if folder.is_dir() else ()
-    named = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", SET_ASIDE))]
+    named = [entry for entry in entries if entry.is_dir() and not entry.name.startswith((".", DAMAGED, ABANDONED))]
     return sorted(named, key=age, reverse=True)
 
 

@@ -129,6 +129,24 @@ def test_a_damaged_checkpoint_is_told_set_aside_and_passed_over(folder: Path) ->
     assert "none of its 2 checkpoints is sound" in job.output()
 
 
+def test_a_flipped_bit_in_a_shard_is_told_before_training(folder: Path, tmp_path: Path) -> None:
+    """By whichever of two ranks reads it; only larger folders than data.verify_bytes are read unverified."""
+    data = tmp_path / "data"
+    shutil.copytree(folder / "data", data)
+    shard = data / "code" / "train" / "shard-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2 & ~1] ^= 1  # another id of the vocabulary
+    shard.write_bytes(content)
+    arguments = fit_arguments(folder, "flipped", "--data.dir", str(data), "--tokens", "256")
+    job = Job(folder, [*arguments, "--trainer.strategy", "ddp"], 2)
+    assert job.join() == [2, 2], job.output()
+    assert job.output().count("error: ") == 1 and f"error: {shard} is not what was prepared" in job.output()
+    assert not (folder / "runs" / "flipped").exists()
+    job = Job(folder, [*arguments, "--data.verify_bytes", "1000"])
+    assert job.join() == [0], job.output()
+    assert f"python -m recipes.data verify --dir {data}" in job.output()
+
+
 def test_leftovers_of_the_living_stay(tmp_path: Path) -> None:
     held, dead = (tmp_path / f".step-1.0123abc{digit}.tmp" for digit in "de")
     held.mkdir()

@@ -79,3 +79,25 @@ def test_a_signal_at_a_bad_moment(folder: Path, place: str, rank: int, world_siz
     found = histories(folder, name)
     assert sorted(found["loss"]) == list(range(1, 9))
     assert not [path for path in checkpoints.iterdir() if path.name.startswith(".")]
+
+
+def workers_of(pid: int) -> list[int]:
+    """Those below a process that started none; in a test the trainer's workers are forked by a server in between."""
+    own = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [below for child in own for below in workers_of(child) or [child]]
+
+
+def test_a_signal_to_loader_workers_too(folder: Path) -> None:
+    """A scheduler signals all processes of a job: the workers must go on until the step under way has its batches."""
+    whole = ("--tokens", str(256 * 100_000), "--data.num_workers", "2", "--data.micro_batch_size", "1")
+    job = Job(folder, fit_arguments(folder, "workers", *whole))
+    assert job.wait_for(lambda what, step: what == "step" and step == 5)
+    trainer = job.processes[0].pid
+    workers = workers_of(trainer)  # type: ignore[arg-type]
+    assert len(workers) >= 2
+    for pid in workers:
+        os.kill(pid, signal.SIGTERM)
+    assert job.wait_for(lambda what, step: what == "step" and step == 8), job.output()
+    os.kill(trainer, signal.SIGTERM)  # type: ignore[arg-type]
+    assert job.join() == [143], job.output()
+    assert "Traceback" not in job.output()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,3 +74,11 @@ def test_uptime_counts_starts_that_broke(tmp_path: Path) -> None:
 def test_values_that_mean_nothing(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         YoungCheckpoint(**{name: 0})
+
+
+def test_after_a_roll_back_the_next_save_is_an_interval_away() -> None:
+    """Not where the branch that was given up had planned it."""
+    callback = YoungCheckpoint(first_step=100)
+    callback.next_step = 520  # planned at step 420, before the run went back to 300
+    due = [step for step in range(301, 420) if callback.is_due(SimpleNamespace(global_step=step))]  # type: ignore[arg-type]
+    assert due[0] == 401
