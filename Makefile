@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What a part spent its time on, at the end of its output.
+DURATIONS := --durations=40 --durations-min=3
 RUNS := tests/continuity tests/parity tests/recipes
 READY := $(VENV)/.ready
 
@@ -17,16 +19,16 @@ test: install
 
 # Everything that no other part runs.
 test-model: install
-	$(BIN)/python -m pytest -m "not slow" $(addprefix --ignore=,tests/distributed tests/sweeps $(RUNS))
+	$(BIN)/python -m pytest -m "not slow" $(DURATIONS) $(addprefix --ignore=,tests/distributed tests/sweeps $(RUNS))
 
 test-runs: install
-	$(BIN)/python -m pytest -m "not slow" $(RUNS)
+	$(BIN)/python -m pytest -m "not slow" $(DURATIONS) $(RUNS)
 
 test-processes: install
-	$(BIN)/python -m pytest -m "not slow" tests/distributed
+	$(BIN)/python -m pytest -m "not slow" $(DURATIONS) tests/distributed
 
 test-sweeps: install
-	$(BIN)/python -m pytest -m "not slow" tests/sweeps
+	$(BIN)/python -m pytest -m "not slow" $(DURATIONS) tests/sweeps
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
