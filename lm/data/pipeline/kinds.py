@@ -9,7 +9,7 @@ from typing import Any
 
 from lm.data.files import DataError
 from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, quality, substrings
-from lm.data.pipeline.option_types import check_option_types
+from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.stage import BUILT, REQUIRED, SNAPSHOT, StageKind, StageSpec
 
 KINDS: dict[str, StageKind] = {}
@@ -21,7 +21,7 @@ def stage_kind(spec: StageSpec, where: str) -> tuple[StageKind, dict[str, Any]]:
     """The stage's kind, and its options with the defaults filled in.
 
     Raises:
-        DataError: unknown kind, unknown or missing option, or one of another type.
+        DataError: unknown kind, unknown or missing option, or one of another type or beyond its range.
     """
     if spec.kind not in KINDS:
         raise DataError(f"{where}: unknown stage '{spec.kind}'; stages: {', '.join(KINDS)}")
@@ -30,8 +30,8 @@ def stage_kind(spec: StageSpec, where: str) -> tuple[StageKind, dict[str, Any]]:
         if option not in kind.options:
             known = ", ".join(kind.options) or "none"
             raise DataError(f"{where}: stage {spec.kind} has no option '{option}'; options: {known}")
-    check_option_types(spec.kind, kind.options, spec.options, where)
-    options = {**kind.options, **spec.options}
+    given = checked_options(spec.kind, kind.options, kind.allowed, spec.options, where)
+    options = {**kind.options, **given}
     for name, value in options.items():
         if value is REQUIRED:
             raise DataError(f"{where}: stage {spec.kind} needs option '{name}'")
