@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.data.files import DataError
+from lm.data.files import DataError, discard
 from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, quality, substrings
 from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.stage import BUILT, REQUIRED, SNAPSHOT, StageKind, StageSpec
@@ -79,7 +78,7 @@ def prune_built(cache: Path, specs: Iterable[StageSpec]) -> None:
     kept = {kind.build.name(options) for kind, options in stages if kind.build}
     for path in (cache / BUILT).iterdir() if (cache / BUILT).is_dir() else ():
         if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            discard(path, "report.json")
 
 
 def _scope(stage: dict[str, Any], where: str, whole: str) -> str | None:

@@ -31,9 +31,9 @@ from lm.data.pipeline.stage import (
     files_option,
 )
 from lm.data.pipeline.store import Item
-from lm.data.words import MARKS
+from lm.data.words import MARKS, spaced_letters
 
-VERSION = 1  # of what decides a trained model, besides its inputs and options
+VERSION = 2  # of what decides a trained model, besides its inputs and options
 POSITIVE, NEGATIVE = "positive", "negative"
 HELD_OUT = 0.1  # share of the labelled texts that is not trained on
 _CHARACTERS = 20_000  # of a text, here as in training
@@ -51,9 +51,12 @@ _TRAINING = ("text", *_FASTTEXT)
 
 
 def plain_line(text: str) -> str:
-    """A text as the classifier sees it: lower case, punctuation apart, one line, no label of its own."""
+    """A text as the classifier sees it: words of lm.data.words in lower case, marks apart, one line, no label.
+
+    fastText takes for a word what stands between spaces: a clause of Han or Thai would be one, and not come twice.
+    """
     line = _PUNCTUATION.sub(r" \1 ", text[:_CHARACTERS].lower())
-    return " ".join(line.replace("__label__", " ").split())
+    return " ".join(spaced_letters(line).replace("__label__", " ").split())
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------
@@ -246,6 +249,7 @@ KINDS = {
         },
         identity=model_inputs,
         packages=("fasttext-wheel",),
+        version=2,
         build=Build(model_name, train_model),
     )
 }  # fmt: skip
