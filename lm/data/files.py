@@ -18,7 +18,6 @@ from typing import Any
 
 from lm.errors import ConfigError
 
-
 _ASIDE = re.compile(r"\.[0-9a-f]{32}\.tmp$")  # a name of write_bytes
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -204,7 +203,7 @@ def test_kill_between_the_renames_of_an_overwrite(files, tmp_path) -> None:
     assert contents(out) == whole and not (tmp_path / ".out.old").exists()
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("kills", [4, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_kill_9_anywhere_leaves_nothing_half_and_nothing_over(tmp_path, kills) -> None:
     """SIGKILL just before a change of a file, while an older output is replaced, then a run to the end."""
     for seed, name in enumerate(("a", "b")):
@@ -215,7 +214,7 @@ def test_kill_9_anywhere_leaves_nothing_half_and_nothing_over(tmp_path, kills) -
     done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     whole, *others = map(json.loads, done.stdout.splitlines())
-    assert len(others) >= 5
+    assert len(others) >= 4
     assert whole[0] == 0 and whole[1] == contents(tmp_path / "imports-everything")
     for attempt in others:
         assert attempt == whole

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from lm.data.files import DataError
 from lm.data.pipeline.kinds import KINDS
 from lm.data.pipeline.stage import Dropped, Kept, Outcome
 from lm.data.pipeline.substrings import repeated, without

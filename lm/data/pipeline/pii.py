@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from lm.data.files import DataError
 from lm.data.pipeline.stage import DocumentRule, Kept, Outcome, PerDocument, StageKind, list_option
 from lm.data.pipeline.store import Item
 
@@ -142,4 +141,8 @@ def pii(options: dict[str, Any]) -> DocumentRule:
     return rule
 
 
-KINDS = {"pii": StageKind(PerDocument(pii), {"kinds": list(RULES)}, {"kinds": tuple(RULES)}, changes=True, packages=("python-stdnum",))}
+KINDS = {
+    "pii": StageKind(
+        PerDocument(pii), {"kinds": list(RULES)}, {"kinds": tuple(RULES)}, changes=True, packages=("python-stdnum",)
+    )
+}
