@@ -1,7 +1,7 @@
 """Kills `prepare` by SIGKILL at chosen changes of files; run as a script, since it forks: FILES OUT COUNT.
 
-For each of COUNT changes, spread evenly over a run from start to end: a child that dies just before it, another that runs
-to the end, and a line of JSON: what is in the output (path -> sha256), what else lies around.
+For each of COUNT changes, spread evenly over a run from start to end: a child that dies just before it, another that
+runs to the end, and a line of JSON: what is in the output (path -> sha256), what else lies around.
 """
 
 import io
@@ -52,7 +52,7 @@ def in_a_child(config: PrepareConfig, out: Path, die_at: int, total: Path | None
 
         return call
 
-    io.open = counted(io.open, lambda file, mode="r", *rest: isinstance(file, Path) and mode[0] in "wa")  # type: ignore
+    io.open = counted(io.open, lambda file, mode="r", *rest: isinstance(file, Path) and mode[0] in "wa")
     for name in CHANGES:
         setattr(os, name, counted(getattr(os, name), lambda *rest: True))
     try:

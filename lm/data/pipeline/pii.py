@@ -143,6 +143,10 @@ def pii(options: dict[str, Any]) -> DocumentRule:
 
 KINDS = {
     "pii": StageKind(
-        PerDocument(pii), {"kinds": list(RULES)}, {"kinds": tuple(RULES)}, changes=True, packages=("python-stdnum",)
+        PerDocument(pii),
+        {"kinds": list(RULES)},
+        {"kinds": tuple(RULES)},
+        changes=True,
+        packages=("python-stdnum",),
     )
 }
