@@ -34,7 +34,8 @@ def exit_status(command: Callable[[], int | None], interrupted: str = "stopped")
 
     Returns:
         The command's status; 2 after a ValueError (ConfigError is one), a file that cannot be read or written, a
-        package that is missing, or an answer of MLflow that is an error; 130 after Ctrl-C; 141 when whoever read the output has gone (`| head`).
+        package that is missing, or an answer of MLflow that is an error; 130 after Ctrl-C; 141 when whoever read the
+        output has gone (`| head`).
     """
     try:
         status = command() or 0
