@@ -5,6 +5,7 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ LLAMA3 = "|".join(
         r"\s+",
     ]
 )
-SPLITS = {
+SPLITS: dict[str, list[Any]] = {
     "llama3": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)],
     "gpt2": [pre_tokenizers.ByteLevel(False)],
     "lines": [pre_tokenizers.Split(Regex(r"\w+\s*"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)],
