@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
+_OWN = ("lm", "plugins", "recipes", "sweeps")
+
 
 def command_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
     """A parser for `python -m COMMAND` whose help is the module's docstring, examples last.
@@ -31,8 +33,9 @@ def exit_status(command: Callable[[], int | None], interrupted: str = "stopped")
         interrupted: what to say after Ctrl-C: what is kept, how to go on.
 
     Returns:
-        The command's status; 2 after a ValueError (ConfigError is one), a file that cannot be read or written, or an
-        answer of MLflow that is an error; 130 after Ctrl-C; 141 when whoever read the output has gone (`| head`).
+        The command's status; 2 after a ValueError (ConfigError is one), a file that cannot be read or written, a
+        package that is missing, or an answer of MLflow that is an error; 130 after Ctrl-C; 141 when whoever read the
+        output has gone (`| head`).
     """
     try:
         status = command() or 0
@@ -58,6 +61,9 @@ def _words(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] not in _OWN:
+        name = error.name.split(".")[0]
+        return f"the package {name} is not installed; install it, or all that is needed: pip install 'scalewright[dev]'"
     mlflow = sys.modules.get("mlflow.exceptions")  # not imported here: most commands do without
     if mlflow is not None and isinstance(error, mlflow.MlflowException):
         return f"MLflow: {(str(error).strip() or type(error).__name__).splitlines()[0]}"

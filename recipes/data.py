@@ -184,8 +184,8 @@ def run_prepare(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in ("executor", "workers") if getattr(arguments, name) is not None}
     config = replace(config, **given)
     with executor_of(config) as executor:
-        prepare(config, Path(folder), arguments.overwrite, log=_log, executor=executor)
-    print_table(Path(folder))
+        made = prepare(config, Path(folder), arguments.overwrite, log=_log, executor=executor)
+    print_table(made.folder)
 
 
 def _log(line: str) -> None:

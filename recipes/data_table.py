@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from lm.data.plan import PACKINGS
 from lm.errors import ConfigError
@@ -179,16 +179,22 @@ def parse_weights(text: str) -> dict[str, Any]:
     """
     if text.lstrip().startswith("{"):
         import yaml
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
 
         try:
-            return dict(yaml.safe_load(text))
-        except (yaml.YAMLError, TypeError, ValueError) as error:
+            # Unlike yaml.safe_load it refuses a key that comes twice.
+            return cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(text)))
+        except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
             raise ConfigError(f"--weights is not YAML: {' '.join(str(error).split())}") from None
     weights = {}
     for part in text.split(","):
         name, _, value = part.rpartition("=")  # the last one: a slice of a source may hold another, web[>=8192]=1
+        name = name.strip()
+        if name in weights:
+            raise ConfigError(f"--weights names '{name}' twice; give each source one weight")
         try:
-            weights[name.strip()] = float(value)
+            weights[name] = float(value)
         except ValueError:
             raise ConfigError(f"--weights takes name=number,name=number, got '{part}'") from None
     return weights

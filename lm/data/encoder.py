@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from lm.data.documents import TextPart
 from lm.data.files import DataError
-from lm.data.pieces import odd_characters, piece_pattern, segments
+from lm.data.own_split import cuts_nothing, own_segments
+from lm.data.pieces import SEGMENT_CHARACTERS, odd_characters, piece_pattern, segments
 from lm.data.tokenizer import (
     SPLIT_PATTERN,
     byte_lengths,
@@ -54,24 +55,28 @@ class Encoder:
     """Ids of documents.
 
     Attributes:
-        fast: whether the tokenizer splits by SPLIT_PATTERN; any other is asked for every document, whole.
+        fast: whether the tokenizer splits by SPLIT_PATTERN; any other is asked for every document.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.eot_id = tokenizer, end_of_text_id(tokenizer)
         self.fast = _splits_by_pattern(tokenizer)
+        self._cuts = not self.fast and cuts_nothing(tokenizer)
         self._pattern = piece_pattern(SPLIT_PATTERN)
         self._forget()
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Ids of each text followed by end-of-text; uint32 arrays."""
-        if not self.fast:
+        if not self.fast and max(map(len, texts), default=0) <= SEGMENT_CHARACTERS:
             return encode_documents(self.tokenizer, texts)
         return [self._document(text) for text in texts]
 
     def _document(self, text: str) -> NDArray[np.uint32]:
         end = np.array([self.eot_id], dtype=np.uint32)
-        return np.concatenate([*map(self._segment, segments(text)), end])
+        if self.fast:
+            return np.concatenate([*map(self._segment, segments(text)), end])
+        parts = own_segments(self.tokenizer, text) if self._cuts else [text]
+        return np.concatenate([*(encode_documents(self.tokenizer, [part])[0][:-1] for part in parts), end])
 
     def _segment(self, text: str) -> NDArray[np.uint32]:
         if not text.isascii() and odd_characters().search(text):

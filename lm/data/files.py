@@ -8,6 +8,8 @@ import hashlib
 import json
 import math
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+
+_ASIDE = re.compile(r"\.[0-9a-f]{32}\.tmp$")  # a name of write_bytes
 
 
 class DataError(ConfigError):
@@ -39,6 +43,27 @@ def write_bytes(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # the name that the caller knows
         raise
+
+
+def remove_leftovers(folder: Path, name: str = "*") -> None:
+    """Remove what writers of files called `name`, anywhere below the folder, left aside when they were killed.
+
+    Whoever calls this holds the lock of the folder: no such writer is at work.
+    """
+    for path in folder.rglob(f".{name}.tmp"):
+        if _ASIDE.search(path.name):
+            path.unlink(missing_ok=True)
+
+
+def discard(folder: Path, *marks: str) -> None:
+    """Remove a folder; killed in between, it leaves nothing that looks whole.
+
+    Args:
+        marks: files without which nobody takes the folder for a whole one; they go first.
+    """
+    for mark in marks:
+        (folder / mark).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

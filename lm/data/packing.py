@@ -13,8 +13,9 @@ the next shard.
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.best_fit import best_fit, pieces_of
-from lm.data.files import DataError, sha256_json, write_bytes
+from lm.data.files import DataError, remove_leftovers, sha256_json, write_bytes
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
 from lm.data.slices import Slice, base_of, parse_slice
@@ -154,8 +155,10 @@ def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_lengt
     path = shard.with_suffix(f".packed-{sequence_length}-{sha256_json(content)[:16]}")
     if not path.is_file():
         try:
-            with _one_at_a_time(path):
+            with _one_at_a_time(path) as alone:
                 if not path.is_file():  # another process may have made it meanwhile
+                    if alone:
+                        remove_leftovers(folder, f"{path.name}.*")
                     ends = np.fromfile(shard.with_suffix(".ends"), dtype=ENDS_DTYPE).astype(np.int64)
                     write_bytes(path, _index_of(ends, part, sequence_length).astype(_DTYPE).tobytes())
         except OSError as error:
@@ -167,16 +170,28 @@ def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_lengt
 
 
 @contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Wait for other processes on this index, where the file system has locks; without them several make the same."""
+def _one_at_a_time(path: Path) -> Iterator[bool]:
+    """Wait for other processes on this index, where the file system has locks; without them several make the same.
+
+    Gives whether nobody else is at it.
+    """
     lock = path.with_name(f".{path.name}.lock")
-    with lock.open("a") as file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)  # whoever waits for it finds the index made, or makes it
+    while True:
+        with lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                alone = lock.stat().st_ino == os.fstat(file.fileno()).st_ino
+            except FileNotFoundError:
+                continue  # whoever held it is done and has removed it: another one may be held by now
+            except OSError:
+                alone = None
+            if alone is False:
+                continue
+            try:
+                yield bool(alone)
+            finally:
+                lock.unlink(missing_ok=True)
+            return
 
 
 def _index_of(ends: Int64Array, part: Slice, sequence_length: int) -> Int64Array:

@@ -8,13 +8,13 @@ a source left is kept in `.NAME.stages`: a later call with another config does o
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from lm.data.executor import Executor, Serial
-from lm.data.files import DataError, disk_errors, exclusive, read_json, sha256_json
+from lm.data.files import DataError, discard, disk_errors, exclusive, read_json, remove_leftovers, sha256_json
 from lm.data.prepare_config import PrepareConfig
-from lm.data.shards import Manifest, load_manifest
+from lm.data.shards import MANIFEST, Manifest, load_manifest
 from lm.data.stages import Log, Preparation
 
 __all__ = ["PrepareConfig", "prepare"]
@@ -42,8 +42,7 @@ def prepare(
     hidden = {name: out.parent / f".{out.name}.{name}" for name in ("lock", "partial", "old", "stages")}
     busy = f"another prepare is writing {out}; wait for it or choose another --out"
     with disk_errors(out.parent), exclusive(hidden["lock"], busy):
-        if not out.exists() and hidden["old"].exists():
-            hidden["old"].rename(out)  # killed between the two renames of an earlier overwrite
+        _after_a_kill(out, hidden)
         if out.exists() and any(out.iterdir()):
             found = _made_from(out)
             if found == identity:
@@ -70,7 +69,8 @@ def _folder(out: Path) -> Path:
     """
     if "\0" in str(out):
         raise DataError(f"out {str(out)!r} is no name of a folder; choose another --out")
-    out = Path(os.path.abspath(out))
+    # A link leads to the folder itself: everything is beside that, and one folder has one lock.
+    out = Path(os.path.realpath(out))
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} exists and is not a folder; choose another --out")
     try:
@@ -86,10 +86,10 @@ def _made_from(out: Path) -> str | None:
     Raises:
         DataError: the folder holds something else, which must not be deleted.
     """
-    if not (out / "manifest.json").is_file():
+    if not (out / MANIFEST).is_file():
         raise DataError(f"{out} exists and is not a prepared data folder; choose another --out")
     try:
-        content = read_json(out / "manifest.json")
+        content = read_json(out / MANIFEST)
     except DataError:
         return None
     return str(content.get("config_sha256")) if isinstance(content, dict) else None
@@ -104,9 +104,18 @@ def _reusable(out: Path, overwrite: bool) -> Manifest | None:
         return None
 
 
+def _after_a_kill(out: Path, hidden: Mapping[str, Path]) -> None:
+    """Put right what a prepare that was killed left: nobody else is at work here."""
+    old = hidden["old"]
+    if not out.exists() and (old / MANIFEST).is_file():
+        old.rename(out)  # killed between the two renames of an overwrite
+    discard(old, MANIFEST)
+    for name in ("partial", "stages"):
+        remove_leftovers(hidden[name])
+
+
 def _swap(partial: Path, out: Path, old: Path) -> None:
-    shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         out.rename(old)
     partial.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    discard(old, MANIFEST)

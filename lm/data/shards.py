@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lm.data.files import DataError, read_json, sha256_file, sync
 
 FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 ENDS_DTYPE = np.dtype("<i8")
 
@@ -142,7 +143,7 @@ def load_manifest(folder: str | Path) -> Manifest:
         DataError: the folder was not prepared, is of another format version, or a shard is missing or short.
     """
     folder = Path(folder)
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     if not path.is_file():
         raise DataError(
             f"{folder} is not a prepared data folder (no manifest.json);"

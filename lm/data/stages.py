@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 from lm.data.documents import DIGEST_BYTES, TextFile, collect, require_both_splits
 from lm.data.encoder import EncodedPart, encode_part
 from lm.data.executor import Executor
-from lm.data.files import DataError, read_json, sha256_file, sha256_json, write_bytes, write_json
+from lm.data.files import DataError, discard, read_json, sha256_file, sha256_json, write_bytes, write_json
 from lm.data.pieces import segments
 from lm.data.pipeline.funnel import source_rows, write_funnel
 from lm.data.pipeline.kinds import prune_built
-from lm.data.pipeline.run import Pipeline, documents_of
+from lm.data.pipeline.run import REPORT, Pipeline, documents_of
 from lm.data.pipeline.shared import after_all_stages
+from lm.data.pipeline.stage import BUILT
 from lm.data.pipeline.store import Documents
 from lm.data.prepare_config import PrepareConfig
-from lm.data.shards import FORMAT_VERSION, SPLITS, ShardWriter, ids_dtype
+from lm.data.shards import FORMAT_VERSION, MANIFEST, SPLITS, ShardWriter, ids_dtype
 from lm.data.sources import Document, SourceSpec, kind_of
 from lm.data.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
@@ -57,13 +58,13 @@ class Preparation:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _is_complete(self) -> bool:
-        manifest = self.folder / "manifest.json"
+        manifest = self.folder / MANIFEST
         return manifest.is_file() and read_json(manifest)["config_sha256"] == self.identity
 
     def _start_or_resume(self) -> None:
         marker = self.work / "identity.json"
         if self.folder.exists() and not (marker.is_file() and read_json(marker) == self.identity):
-            shutil.rmtree(self.folder)
+            discard(self.folder, MANIFEST, ".work/identity.json")
         self.work.mkdir(parents=True, exist_ok=True)
         write_json(marker, self.identity)
 
@@ -75,10 +76,18 @@ class Preparation:
         reports = {}
         for spec in self.config.sources:
             reports[spec.name] = self._collect(spec, seen)
+        self._prune_sources()
         prune_built(
             self.cache, [stage for spec in self.config.sources for stage in spec.stages] + [*self.config.stages]
         )
         return reports
+
+    def _prune_sources(self) -> None:
+        """Remove from the cache sources that the config no longer has, or has without stages."""
+        staged = {spec.name for spec in self.config.sources if spec.stages or self.config.stages}
+        for path in self.cache.iterdir() if self.cache.is_dir() else ():
+            if path.is_dir() and path.name not in staged | {BUILT}:
+                discard(path, *(f"{step.name}/{REPORT}" for step in path.iterdir() if step.is_dir()))
 
     def _collect(self, spec: SourceSpec, seen: set[bytes]) -> dict[str, Any]:
         folder = self.work / spec.name
@@ -249,7 +258,7 @@ class Preparation:
                 for spec in self.config.sources
             },
         }
-        write_json(self.folder / "manifest.json", content)
+        write_json(self.folder / MANIFEST, content)
 
 
 def _nothing_left(name: str, reports: list[dict[str, Any]]) -> DataError:

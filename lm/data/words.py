@@ -22,6 +22,7 @@ _LETTER = rf"(?![\W_])[{_UNSPACED}]"  # the ranges hold punctuation too
 _WORD = re.compile(rf"[^\W_{_UNSPACED}]+(?:[{MARKS}]+[^\W_{_UNSPACED}]*)*|{_LETTER}[{MARKS}]*")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9]+")  # the same for such text, at half the time
 _UNSPACED_WORD = re.compile(_LETTER)
+_UNSPACED_LETTER = re.compile(rf"({_LETTER}[{MARKS}]*)")
 
 
 def word_pattern(text: str) -> re.Pattern[str]:
@@ -37,6 +38,11 @@ def words(text: str) -> list[str]:
 def each_word(text: str) -> Iterator[str]:
     """As `words`, one at a time: of a text of 100 MB the list of its words takes 1 GB."""
     return (match.group() for match in word_pattern(text).finditer(text.lower()))
+
+
+def spaced_letters(text: str) -> str:
+    """The text with spaces around each letter of the scripts that are written without them."""
+    return text if text.isascii() else _UNSPACED_LETTER.sub(r" \1 ", text)
 
 
 def ngrams(found: list[str], n: int) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ QUIET = {
 }
 _CONNECT_SECONDS = 20.0
 _START_ATTEMPTS = 5
+_SETTINGS = 4  # type of an HTTP/2 frame
 
 
 def code_environment(packages: tuple[str, ...]) -> dict[str, Any]:
@@ -85,14 +87,33 @@ def _start_here(cores: int, options: dict[str, Any]) -> None:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would wait for ever for an address that nobody answers."""
+    """Ray itself would wait for ever for an address that nobody answers, or something that is no Ray."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # auto and the like
     try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as connection:
+            if not os.environ.get("RAY_USE_TLS"):
+                _greet(connection)
+    except (OSError, OverflowError) as error:
         raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
+
+
+def _greet(connection: socket.socket) -> None:
+    """Say hello as gRPC does, which Ray speaks: HTTP/2's preface and empty settings; the server's settings come back.
+
+    RFC 9113, sections 3.4 and 4.1.
+
+    Raises:
+        OSError: something else comes back, or nothing in time.
+    """
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0]))
+    answer = b""
+    end = time.monotonic() + _CONNECT_SECONDS
+    while len(answer) < 9 and time.monotonic() < end and (part := connection.recv(9 - len(answer))):
+        answer += part
+    if len(answer) < 9 or answer[3] != _SETTINGS:
+        raise OSError("what listens there does not speak gRPC")
 
 
 def _short(error: BaseException) -> str:

@@ -5,13 +5,16 @@ import random
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from lm.data import encoder as encoder_module
-from lm.data import pieces
+from lm.data import own_split, pieces
 from lm.data.encoder import EncodedPart, Encoder
+from lm.data.own_split import cuts_nothing, own_segments
 from lm.data.pieces import odd_characters, piece_pattern, segments
 from lm.data.tokenizer import SPLIT_PATTERN, encode_documents, load_tokenizer, pre_tokenizer, train_tokenizer
 from tests.lm.test_data_tokenizer import SCRIPTS, TEXTS
@@ -102,6 +105,44 @@ def test_another_tokenizer_is_asked_itself(tokenizer, tmp_path: Path) -> None:
     assert not found.fast
     for ids, expected in zip(found.encode(SCRIPTS), encode_documents(other, SCRIPTS), strict=True):
         assert np.array_equal(ids, expected)
+
+
+LLAMA3 = "|".join(
+    [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+SPLITS: dict[str, list[Any]] = {
+    "llama3": [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)],
+    "gpt2": [pre_tokenizers.ByteLevel(False)],
+    "lines": [pre_tokenizers.Split(Regex(r"\w+\s*"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)],
+    "none": [pre_tokenizers.ByteLevel(False, use_regex=False)],
+    "prefix": [pre_tokenizers.ByteLevel(True)],
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_long_text_is_cut_where_another_split_has_an_end(tokenizer, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(own_split, "SEGMENT_CHARACTERS", 50)
+    monkeypatch.setattr(encoder_module, "SEGMENT_CHARACTERS", 50)
+    monkeypatch.setattr(own_split, "_AROUND", (40, 33))
+    other = Tokenizer.from_str(tokenizer.to_str())
+    other.encode_special_tokens = True
+    other.pre_tokenizer = pre_tokenizers.Sequence(SPLITS[name])
+    found, rng, parts = Encoder(other), random.Random(3), 0
+    assert not found.fast and cuts_nothing(other) == (name != "prefix")
+    for text in [mixed(rng, 200) + " and more\nof it" * 9 for _ in range(30)]:
+        (ids,) = found.encode([text])
+        assert np.array_equal(ids, encode_documents(other, [text])[0])
+        parts += len(list(own_segments(other, text)))
+    # `lines` takes spaces to the word before them, `none` has one piece a text: no cut would do.
+    assert parts > 60 if name in ("llama3", "gpt2", "prefix") else parts == 30
 
 
 def test_a_part_is_cut_after_the_document_that_reaches_the_shard() -> None:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -204,38 +203,21 @@ def test_kill_between_the_renames_of_an_overwrite(files, tmp_path) -> None:
     assert contents(out) == whole and not (tmp_path / ".out.old").exists()
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.lm.test_data_prepare import config_of
-from lm.data.prepare import prepare
-prepare(config_of(Path(sys.argv[1])), Path(sys.argv[2]), log=lambda line: print(line, flush=True))
-"""
-
-
-def start(files: Path, out: Path) -> subprocess.Popen:
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(files), str(out)], cwd=root, stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_kill_9_leaves_nothing_half(tmp_path) -> None:
-    """Real SIGKILLs at different lines of progress, then a run to the end."""
+@pytest.mark.parametrize("kills", [4, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_kill_9_anywhere_leaves_nothing_half_and_nothing_over(tmp_path, kills) -> None:
+    """SIGKILL just before a change of a file, while an older output is replaced, then a run to the end."""
     for seed, name in enumerate(("a", "b")):
-        write_source(tmp_path / f"{name}.jsonl", seed, 2000)
-    whole = contents(prepare(config_of(tmp_path), tmp_path / "whole").folder)
-    for n_lines in (1, 3, 9):
-        process = start(tmp_path, tmp_path / "out")
-        for _ in range(n_lines):
-            assert process.stdout is not None and process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        assert process.returncode == -signal.SIGKILL
-        assert not (tmp_path / "out").exists()
-    prepare(config_of(tmp_path), tmp_path / "out")
-    assert contents(tmp_path / "out") == whole
+        write_source(tmp_path / f"{name}.jsonl", seed)
+    environ = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "tests.lm.kill_points", str(tmp_path), str(tmp_path / "out"), str(kills)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole, *others = map(json.loads, done.stdout.splitlines())
+    assert len(others) >= 4
+    assert whole[0] == 0 and whole[1] == contents(tmp_path / "imports-everything")
+    for attempt in others:
+        assert attempt == whole
 
 
 def test_two_at_once_are_told_apart(files, tmp_path) -> None:

@@ -127,6 +127,7 @@ def test_a_given_model_and_what_is_not_used_is_removed(labelled, tmp_path) -> No
 
 def test_lines_as_the_classifier_sees_them() -> None:
     assert plain_line("Hello,\u2028World!\n__label__positive తెలుగు") == "hello , world ! positive తెలుగు"
+    assert plain_line("東京は大きい。B&B ไทยนี่") == "東 京 は 大 き い 。 b & b ไ ท ย นี่"
     assert len(plain_line("a" * 100_000_000)) == 20_000
 
 

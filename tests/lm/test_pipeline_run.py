@@ -214,7 +214,7 @@ validation_fraction: 0.2
     (tmp_path / "c.yaml").write_text(text.replace("email", "emil"))
     capsys.readouterr()
     assert main(["prepare", "--config", str(tmp_path / "c.yaml"), "--overwrite"]) == 2
-    assert "stage pii: unknown kinds emil" in capsys.readouterr().err
+    assert "stage pii: kinds must be some of email" in capsys.readouterr().err
 
 
 def test_a_folder_without_stages_has_no_funnel(source, tmp_path) -> None:

@@ -85,7 +85,12 @@ def test_table_errors(tmp_path, config, capsys) -> None:
     assert main(["table", "--dir", str(tmp_path / "none")]) == 2
     assert "is not a prepared data folder" in capsys.readouterr().err
     main(["prepare", "--config", str(config)])
-    for weights, message in (("b=1", "unknown source 'b'"), ("a:1", "--weights takes name=number")):
+    for weights, message in (
+        ("b=1", "unknown source 'b'"),
+        ("a:1", "--weights takes name=number"),
+        ("a=1, a=2", "--weights names 'a' twice"),
+        ("{a: 1, a: 2}", "found duplicate key a"),
+    ):
         assert main(["table", "--dir", str(tmp_path / "out"), "--weights", weights]) == 2
         assert message in capsys.readouterr().err
 

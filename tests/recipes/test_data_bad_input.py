@@ -11,9 +11,10 @@ from lm.data.mix import rule_of
 from lm.data.packing import packed_counts
 from lm.data.pipeline.decontaminate import evaluation_ngrams
 from lm.data.pipeline.filters import _arguments
-from lm.data.pipeline.kinds import stage_specs
+from lm.data.pipeline.kinds import KINDS, stage_kind, stage_specs
+from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.quality import _require_whole
-from lm.data.pipeline.stage import whole_option
+from lm.data.pipeline.stage import REQUIRED, Range
 from lm.data.plan import DataPlan, Stage
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import load_manifest
@@ -35,10 +36,26 @@ from recipes.data import load_config, main
         ({"kind": "gopher_repetition", "dup_n_grams": [[0, 0.1]]}, "dup_n_grams must be a list of [n, fraction]"),
         ({"kind": "c4", "min_num_sentences": None}, "min_num_sentences must be a number of at least -1"),
         ({"kind": "fineweb", "line_punct_thr": float("nan")}, "line_punct_thr must be a number"),
-        ({"kind": "near_duplicates", "seed": -1}, "seed must be a number"),
+        ({"kind": "near_duplicates", "seed": -1}, "seed must be a whole number"),
         ({"kind": "pii", "kinds": []}, "kinds must be a string or a list of strings, at least one"),
         ({"kind": "decontaminate", "files": []}, "files must be a string or a list of strings, at least one"),
         ({"kind": "extract", "favor_precision": "x"}, "favor_precision must be true or false"),
+        ({"kind": "extract", "max_bytes": 0}, "max_bytes must be a number from 1 to 1e+12, got 0"),
+        ({"kind": "language", "threshold": 65}, "threshold must be a number from 0 to 1, got 65"),
+        ({"kind": "quality", "learning_rate": -1}, "learning_rate must be a number from 1e-06 to 100"),
+        ({"kind": "quality", "dim": 2.5}, "dim must be a whole number from 1 to 1000"),
+        ({"kind": "near_duplicates", "bands": 0}, "bands must be a whole number from 1 to 10000"),
+        ({"kind": "near_duplicates", "keep": "last"}, "keep must be one of first, longest"),
+        ({"kind": "repeated_substrings", "action": "keep"}, "action must be one of cut, drop"),
+        ({"kind": "repeated_substrings", "min_tokens": float("inf")}, "min_tokens must be a whole number from 2"),
+        ({"kind": "exact_paragraphs", "min_kept_fraction": 30}, "min_kept_fraction must be a number from 0 to 1"),
+        ({"kind": "blocked_words", "files": "x", "max_fraction": -0.1}, "max_fraction must be a number from 0 to 1"),
+        ({"kind": "blocked_urls", "files": "x", "missing": "ignore"}, "missing must be one of keep, drop"),
+        ({"kind": "decontaminate", "files": "x", "ngram": 2}, "ngram must be a whole number from 5 to 1000"),
+        ({"kind": "pii", "kinds": ["email", "shoe_size"]}, "kinds must be some of email, iban"),
+        ({"kind": "gopher_quality", "max_symbol_word_ratio": 10}, "max_symbol_word_ratio must be a number from 0 to 1"),
+        ({"kind": "fineweb", "short_line_thr": 67}, "short_line_thr must be a number from 0 to 1"),
+        ({"kind": "gopher_repetition", "dup_n_grams": [[5, 15]]}, "dup_n_grams must be a list of [n, fraction]"),
     ],
 )
 def test_stage_options_of_another_type(stage, message) -> None:
@@ -53,9 +70,16 @@ def test_ways_to_switch_a_filter_off_stay() -> None:
         len(stage_specs([c4, {"kind": "gopher_quality", "min_doc_words": None, "max_doc_words": float("inf")}], ""))
         == 2
     )
-    assert whole_option("k", {"n": 64e6}, "n", 1, 1e10) == 64_000_000
-    with pytest.raises(DataError, match="n must be a whole number"):
-        whole_option("k", {"n": 2.5}, "n", 1, 10)
+    (spec,) = stage_specs([{"kind": "repeated_substrings", "shard_bytes": 1e6}], "")
+    assert str(stage_kind(spec, "")[1]["shard_bytes"]) == "1000000"
+
+
+def test_every_number_of_a_stage_has_a_range_that_holds_its_default() -> None:
+    for name, kind in KINDS.items():
+        numbers = {option for option, value in kind.options.items() if type(value) in (int, float)}
+        assert numbers == {option for option, limit in kind.allowed.items() if isinstance(limit, Range)}, name
+        words = {option: value for option, value in kind.options.items() if value is not REQUIRED}
+        assert checked_options(name, kind.options, kind.allowed, words, name) == words
 
 
 def test_one_stop_word_is_a_word_and_not_its_letters() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import yaml
 
 from lm.errors import ConfigError
+from plugins.executors import ray_start
 from plugins.loggers.sweep_ledger import SweepLedger
 from sweeps import corpus_store
 from sweeps.cluster import PACKAGES, check_nodes, look
@@ -135,6 +138,30 @@ def test_no_cluster_is_one_line(address: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError, match=f"RAY_ADDRESS {address}: no Ray cluster answers") as caught:
         ray_session(1, Resources()).__enter__()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_listens_and_is_no_ray_is_one_line_too(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for ever; None: it takes the connection and says nothing."""
+    monkeypatch.setattr(ray_start, "_CONNECT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                if answer is None:
+                    time.sleep(1)
+                else:
+                    connection.sendall(answer)
+
+        other = threading.Thread(target=listen)
+        other.start()
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(ConfigError, match="no Ray cluster answers") as caught:
+            ray_session(1, Resources()).__enter__()
+        other.join()
     assert "\n" not in str(caught.value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +172,10 @@ def test_errors_of_the_program_are_not_hidden() -> None:
 
     with pytest.raises(TypeError):
         exit_status(broken)
+
+
+def test_a_package_that_is_missing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(lambda: import_module("no_such_package.part")) == 2
+    assert "error: the package no_such_package is not installed; install it" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError):  # an error of the program
+        exit_status(lambda: import_module("lm.no_such_module"))

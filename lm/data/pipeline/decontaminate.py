@@ -18,10 +18,9 @@ from lm.data.pipeline.stage import (
     Kept,
     Outcome,
     PerDocument,
+    Range,
     StageKind,
-    choice_option,
     files_option,
-    whole_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
@@ -81,9 +80,7 @@ def evaluation_ngrams(files: list[Path], n: int) -> dict[int, dict[str, str]]:
 
 def decontaminate(options: dict[str, Any]) -> DocumentRule:
     """Drop (or flag, and keep) documents that share an n-gram with an evaluation text."""
-    n = whole_option("decontaminate", options, "ngram", LEAST_WORDS, 1000)
-    least = whole_option("decontaminate", options, "min_ngrams", 1, 1e9)
-    drop = choice_option("decontaminate", options, "action", ("drop", "flag")) == "drop"
+    n, least, drop = options["ngram"], options["min_ngrams"], options["action"] == "drop"
     wanted = evaluation_ngrams(_files(options), n)
 
     def rule(item: Item) -> Outcome:
@@ -104,6 +101,7 @@ KINDS = {
     "decontaminate": StageKind(
         PerDocument(decontaminate),
         {"files": REQUIRED, "ngram": 13, "min_ngrams": 1, "action": "drop"},
+        {"ngram": Range(LEAST_WORDS, 1000, True), "min_ngrams": Range(1, 1e9, True), "action": ("drop", "flag")},
         identity=lambda options: [[path.name, sha256_file(path)] for path in _files(options)],
         version=2,
     )

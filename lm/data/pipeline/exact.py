@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, AnyStr
 
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, number_option
+from lm.data.pipeline.stage import FRACTION, Dropped, Kept, Outcome, Range, StageKind
 from lm.data.pipeline.store import Documents, Part
 
 _DIGEST_BYTES = 16  # 128 bits: a clash among 1e12 texts has odds of 1e-15
@@ -58,8 +58,7 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
 
     A document of which less than `min_kept_fraction` of its bytes is left goes: what is left is a stump.
     """
-    least = number_option("exact_paragraphs", options, "min_characters", 1, 1e9)
-    fraction = number_option("exact_paragraphs", options, "min_kept_fraction", 0, 1)
+    least, fraction = options["min_characters"], options["min_kept_fraction"]
     seen: set[bytes] = set()
     for item in documents:
         paragraphs = item.string.split("\n\n")
@@ -84,6 +83,10 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
 KINDS = {
     "exact_documents": StageKind(exact_documents, compares=True),
     "exact_paragraphs": StageKind(
-        exact_paragraphs, {"min_characters": 100, "min_kept_fraction": 0.3}, changes=True, compares=True
+        exact_paragraphs,
+        {"min_characters": 100, "min_kept_fraction": 0.3},
+        {"min_characters": Range(1, 1e9), "min_kept_fraction": FRACTION},
+        changes=True,
+        compares=True,
     ),
 }

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind, number_option
+from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, Range, StageKind
 from lm.data.pipeline.store import Item
 
 
@@ -17,7 +17,7 @@ def extract(options: dict[str, Any]) -> DocumentRule:
     except ImportError:
         raise DataError("stage extract needs trafilatura; install it: pip install 'scalewright[data]'") from None
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-    most = number_option("extract", options, "max_bytes", 1, 1e12)
+    most = options["max_bytes"]
     settings = {name: bool(options[name]) for name in ("favor_precision", "include_tables", "include_comments")}
 
     def rule(item: Item) -> Outcome:
@@ -38,6 +38,7 @@ KINDS = {
     "extract": StageKind(
         PerDocument(extract),
         {"favor_precision": True, "include_tables": True, "include_comments": False, "max_bytes": 20_000_000},
+        {"max_bytes": Range(1, 1e12)},
         changes=True,
         packages=("trafilatura",),
     )

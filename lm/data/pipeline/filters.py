@@ -6,6 +6,7 @@ punctuation as words of its own as spaCy does, since the thresholds were chosen 
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from itertools import pairwise
@@ -13,10 +14,11 @@ from typing import Any
 
 from lm.data.files import DataError
 from lm.data.options import text_list
-from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, StageKind
+from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, Range, StageKind
 from lm.data.pipeline.store import Item
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
+_SHARES = ("_frac", "_ratio", "_thr")
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？।॥])[\"'”’)\]]*\s+")
 
 GOPHER_QUALITY = {
@@ -126,11 +128,20 @@ def _outcome(rule: Any, text: str) -> Outcome:
     return Kept(document.text.encode(), {"lines cut": cut} if cut else {})
 
 
+def _allowed(options: dict[str, Any], low: float, off: bool) -> dict[str, Range | tuple[str, ...]]:
+    """Shares go to 1, what is counted from `low` up; datatrove's own ways to switch a rule off are null and -1."""
+    numbers = [name for name, value in options.items() if type(value) in (int, float)]
+    return {name: Range(low, 1 if name.endswith(_SHARES) else math.inf, off=off) for name in numbers}
+
+
 KINDS = {
-    "gopher_quality": StageKind(_run("gopher_quality", "GopherQualityFilter"), GOPHER_QUALITY, packages=("datatrove",)),
-    "gopher_repetition": StageKind(
-        _run("gopher_repetition", "GopherRepetitionFilter"), GOPHER_REPETITION, packages=("datatrove",)
-    ),
-    "c4": StageKind(_run("c4", "C4QualityFilter"), C4, changes=True, packages=("datatrove",)),
-    "fineweb": StageKind(_run("fineweb", "FineWebQualityFilter"), FINEWEB, packages=("datatrove",)),
+    name: StageKind(
+        _run(name, rule), options, _allowed(options, low, off), changes=name == "c4", packages=("datatrove",)
+    )
+    for name, rule, options, low, off in (
+        ("gopher_quality", "GopherQualityFilter", GOPHER_QUALITY, 0, True),
+        ("gopher_repetition", "GopherRepetitionFilter", GOPHER_REPETITION, 0, True),
+        ("c4", "C4QualityFilter", C4, -1, False),
+        ("fineweb", "FineWebQualityFilter", FINEWEB, 0, False),
+    )
 }

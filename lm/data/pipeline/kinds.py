@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lm.data.files import DataError
+from lm.data.files import DataError, discard
 from lm.data.pipeline import decontaminate, exact, extract, filters, language, lists, near, pii, quality, substrings
-from lm.data.pipeline.option_types import check_option_types
+from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.stage import BUILT, REQUIRED, SNAPSHOT, StageKind, StageSpec
 
 KINDS: dict[str, StageKind] = {}
@@ -21,7 +20,7 @@ def stage_kind(spec: StageSpec, where: str) -> tuple[StageKind, dict[str, Any]]:
     """The stage's kind, and its options with the defaults filled in.
 
     Raises:
-        DataError: unknown kind, unknown or missing option, or one of another type.
+        DataError: unknown kind, unknown or missing option, or one of another type or beyond its range.
     """
     if spec.kind not in KINDS:
         raise DataError(f"{where}: unknown stage '{spec.kind}'; stages: {', '.join(KINDS)}")
@@ -30,8 +29,8 @@ def stage_kind(spec: StageSpec, where: str) -> tuple[StageKind, dict[str, Any]]:
         if option not in kind.options:
             known = ", ".join(kind.options) or "none"
             raise DataError(f"{where}: stage {spec.kind} has no option '{option}'; options: {known}")
-    check_option_types(spec.kind, kind.options, spec.options, where)
-    options = {**kind.options, **spec.options}
+    given = checked_options(spec.kind, kind.options, kind.allowed, spec.options, where)
+    options = {**kind.options, **given}
     for name, value in options.items():
         if value is REQUIRED:
             raise DataError(f"{where}: stage {spec.kind} needs option '{name}'")
@@ -79,7 +78,7 @@ def prune_built(cache: Path, specs: Iterable[StageSpec]) -> None:
     kept = {kind.build.name(options) for kind, options in stages if kind.build}
     for path in (cache / BUILT).iterdir() if (cache / BUILT).is_dir() else ():
         if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            discard(path, "report.json")
 
 
 def _scope(stage: dict[str, Any], where: str, whole: str) -> str | None:

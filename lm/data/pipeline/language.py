@@ -9,6 +9,7 @@ from typing import Any
 
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import (
+    FRACTION,
     DocumentRule,
     Dropped,
     Kept,
@@ -16,7 +17,6 @@ from lm.data.pipeline.stage import (
     PerDocument,
     StageKind,
     list_option,
-    number_option,
 )
 from lm.data.pipeline.store import Item
 
@@ -81,7 +81,7 @@ def _path(options: dict[str, Any]) -> Path:
 def language(options: dict[str, Any]) -> DocumentRule:
     """Keep documents whose language is one of `languages` with a probability of `threshold` or more."""
     wanted = list_option("language", options, "languages")
-    threshold = number_option("language", options, "threshold", 0, 1)
+    threshold = options["threshold"]
     model = _model(_path(options))
     unknown = set(wanted) - {label.removeprefix("__label__") for label in model.f.getLabels("strict")[0]}
     if unknown:
@@ -107,6 +107,7 @@ KINDS = {
     "language": StageKind(
         PerDocument(language),
         {"languages": ["en"], "threshold": 0.65, "model": None},
+        {"threshold": FRACTION},
         identity=_identity,
         packages=("fasttext-wheel",),
     )

@@ -9,16 +9,16 @@ from urllib.parse import urlsplit
 
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import (
+    FRACTION,
     REQUIRED,
     DocumentRule,
     Dropped,
     Kept,
     Outcome,
     PerDocument,
+    Range,
     StageKind,
-    choice_option,
     list_option,
-    number_option,
 )
 from lm.data.pipeline.store import Item
 from lm.data.words import words
@@ -52,8 +52,7 @@ def file_hashes(options: dict[str, Any]) -> list[str]:
 def blocked_words(options: dict[str, Any]) -> DocumentRule:
     """Drop a document with more than `max_count` words or phrases of the list, or more than `max_fraction` of words."""
     kind = "blocked_words"
-    most = number_option(kind, options, "max_count", 0, 1e9)
-    fraction = number_option(kind, options, "max_fraction", 0, 1)
+    most, fraction = options["max_count"], options["max_fraction"]
     # As words, not as letters: a short word of the list is part of many harmless ones.
     phrases = sorted(
         {" ".join(words(entry)) for entry in entries(kind, options)} - {""}, key=lambda one: (-len(one), one)
@@ -77,7 +76,7 @@ def blocked_urls(options: dict[str, Any]) -> DocumentRule:
     listed = entries("blocked_urls", options)
     domains = {entry.removeprefix("www.") for entry in listed if "/" not in entry}
     prefixes = tuple(re.sub(r"^https?://(www\.)?", "", entry) for entry in listed if "/" in entry)
-    missing = choice_option("blocked_urls", options, "missing", ("keep", "drop"))
+    missing = options["missing"]
 
     def rule(item: Item) -> Outcome:
         if not item.url:
@@ -102,8 +101,14 @@ KINDS = {
     "blocked_words": StageKind(
         PerDocument(blocked_words),
         {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0},
+        {"max_count": Range(0, 1e9), "max_fraction": FRACTION},
         identity=file_hashes,
         version=2,
     ),
-    "blocked_urls": StageKind(PerDocument(blocked_urls), {"files": REQUIRED, "missing": "keep"}, identity=file_hashes),
+    "blocked_urls": StageKind(
+        PerDocument(blocked_urls),
+        {"files": REQUIRED, "missing": "keep"},
+        {"missing": ("keep", "drop")},
+        identity=file_hashes,
+    ),
 }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option, whole_option
+from lm.data.pipeline.stage import FRACTION, Dropped, Kept, Outcome, Range, StageKind
 from lm.data.pipeline.store import Documents, Part
 from lm.data.words import each_word, words
 
@@ -135,11 +135,8 @@ def clusters(signature: NDArray[np.uint32], b: int, r: int, min_similarity: floa
 
 def near_duplicates(documents: Documents, options: dict[str, Any]) -> Iterator[Outcome]:
     """Keep one document of every cluster of near-duplicates. Memory: 4 k bytes a document."""
-    kind = "near_duplicates"
-    b, r, n = (whole_option(kind, options, name, 1, 10_000) for name in ("bands", "rows", "ngram"))
-    keep = choice_option(kind, options, "keep", ("first", "longest"))
-    least = number_option(kind, options, "min_similarity", 0, 1)
-    seed = whole_option(kind, options, "seed", 0, 2**64 - 1)
+    b, r, n = (options[name] for name in ("bands", "rows", "ngram"))
+    keep, least, seed = (options[name] for name in ("keep", "min_similarity", "seed"))
     signature = np.concatenate([np.empty((0, b * r), np.uint32), *documents.gather(_part_signatures, b * r, n, seed)])
     cluster = clusters(signature, b, r, least)
     chosen = _chosen(cluster, documents.sizes(), keep)
@@ -170,6 +167,12 @@ KINDS = {
     "near_duplicates": StageKind(
         near_duplicates,
         {"ngram": 5, "bands": 14, "rows": 8, "min_similarity": 0.0, "keep": "first", "seed": 0},
+        {
+            **dict.fromkeys(("ngram", "bands", "rows"), Range(1, 10_000, True)),
+            "min_similarity": FRACTION,
+            "keep": ("first", "longest"),
+            "seed": Range(0, 2**64 - 1, True),
+        },
         compares=True,
         packages=("rensa",),
         version=2,

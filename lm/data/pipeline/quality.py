@@ -19,32 +19,44 @@ import numpy as np
 from lm.data.files import DataError, sha256_file, sha256_json, write_json
 from lm.data.pipeline.language import load_model
 from lm.data.pipeline.stage import (
+    FRACTION,
     Build,
     DocumentRule,
     Dropped,
     Kept,
     Outcome,
     PerDocument,
+    Range,
     StageKind,
     files_option,
-    number_option,
-    whole_option,
 )
 from lm.data.pipeline.store import Item
-from lm.data.words import MARKS
+from lm.data.words import MARKS, spaced_letters
 
-VERSION = 1  # of what decides a trained model, besides its inputs and options
+VERSION = 2  # of what decides a trained model, besides its inputs and options
 POSITIVE, NEGATIVE = "positive", "negative"
 HELD_OUT = 0.1  # share of the labelled texts that is not trained on
 _CHARACTERS = 20_000  # of a text, here as in training
 _PUNCTUATION = re.compile(rf"([^\w\s{MARKS}])")
-_TRAINING = ("text", "dim", "epochs", "learning_rate", "word_ngrams", "buckets", "min_count", "seed")
+_FASTTEXT = {
+    "dim": "dim",
+    "epochs": "epoch",
+    "learning_rate": "lr",
+    "word_ngrams": "wordNgrams",
+    "buckets": "bucket",
+    "min_count": "minCount",
+    "seed": "seed",
+}
+_TRAINING = ("text", *_FASTTEXT)
 
 
 def plain_line(text: str) -> str:
-    """A text as the classifier sees it: lower case, punctuation apart, one line, no label of its own."""
+    """A text as the classifier sees it: words of lm.data.words in lower case, marks apart, one line, no label.
+
+    fastText takes for a word what stands between spaces: a clause of Han or Thai would be one, and not come twice.
+    """
     line = _PUNCTUATION.sub(r" \1 ", text[:_CHARACTERS].lower())
-    return " ".join(line.replace("__label__", " ").split())
+    return " ".join(spaced_letters(line).replace("__label__", " ").split())
 
 
 # -- labelled texts ---------------------------------------------------------------------------------------------
@@ -105,12 +117,11 @@ def train_model(options: dict[str, Any], folder: Path, log: Callable[[str], None
     """model.bin and report.json (written last) in `folder`, if they are not there.
 
     Raises:
-        DataError: an option is wrong, a class has too few texts, or training gives no numbers.
+        DataError: a class has too few texts, or training gives no numbers.
     """
     if (folder / "report.json").is_file():
         return
-    number_option("quality", options, "threshold", 0, 1)  # before minutes of training, not after
-    settings = _settings(options)
+    settings = {to: options[name] for name, to in _FASTTEXT.items()}
     training, held_out = _split(options)
     folder.mkdir(parents=True, exist_ok=True)
     order = np.random.default_rng(settings["seed"]).permutation(len(training))  # classes in turn, or it learns the last
@@ -150,22 +161,6 @@ def _require_whole(path: Path, model: Any, lines: list[str]) -> None:
     if not whole:
         path.unlink(missing_ok=True)
         raise OSError(errno.ENOSPC, "the model was not written whole", str(path))
-
-
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """fastText's arguments."""
-    names = {
-        "dim": ("dim", 1, 1000),
-        "epochs": ("epoch", 1, 1000),
-        "word_ngrams": ("wordNgrams", 1, 10),
-        "buckets": ("bucket", 1, 1e8),
-        "min_count": ("minCount", 1, 1e9),
-        "seed": ("seed", 0, 2**31 - 1),
-    }
-    found: dict[str, Any] = {
-        to: whole_option("quality", options, name, low, high) for name, (to, low, high) in names.items()
-    }
-    return {**found, "lr": float(number_option("quality", options, "learning_rate", 1e-6, 100))}
 
 
 Labelled = list[tuple[str, str]]
@@ -217,7 +212,7 @@ def score(model: Any, line: str, label: str) -> float:
 
 def quality(options: dict[str, Any]) -> DocumentRule:
     """Drops documents that score below `threshold`; the funnel counts tenths of the score, kept and dropped."""
-    threshold = number_option("quality", options, "threshold", 0, 1)
+    threshold = options["threshold"]
     given = options["model"] is not None
     model = load_model(Path(options["model"]) if given else Path(options["built"]) / "model.bin")
     label = str(options["label"])
@@ -242,8 +237,19 @@ KINDS = {
         PerDocument(quality),
         {"positives": None, "negatives": None, "model": None, "label": POSITIVE, "threshold": 0.5, "text": "text",
          "dim": 64, "epochs": 5, "learning_rate": 0.1, "word_ngrams": 2, "buckets": 1 << 18, "min_count": 2, "seed": 0},
+        {
+            "threshold": FRACTION,
+            "dim": Range(1, 1000, True),
+            "epochs": Range(1, 1000, True),
+            "learning_rate": Range(1e-6, 100),
+            "word_ngrams": Range(1, 10, True),
+            "buckets": Range(1, 1e8, True),
+            "min_count": Range(1, 1e9, True),
+            "seed": Range(0, 2**31 - 1, True),
+        },
         identity=model_inputs,
         packages=("fasttext-wheel",),
+        version=2,
         build=Build(model_name, train_model),
     )
 }  # fmt: skip

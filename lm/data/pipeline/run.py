@@ -6,7 +6,6 @@ may change texts, or `kept`, the positions in the last store of the documents th
 
 from __future__ import annotations
 
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from lm.data.documents import Report, utf8_of
 from lm.data.executor import Executor, Serial
-from lm.data.files import DataError, read_json, sha256_json, write_bytes, write_json
+from lm.data.files import DataError, discard, read_json, sha256_json, write_bytes, write_json
 from lm.data.pipeline.kinds import stage_key, stage_kind
 from lm.data.pipeline.report import StageReport
 from lm.data.pipeline.scope import outcomes as scoped_outcomes
@@ -27,6 +26,7 @@ from lm.data.pipeline.store import KEPT, TEXT, Documents, Item, StoreWriter
 from lm.data.sources import Document, SourceSpec, kind_of
 
 READ_VERSION = 1
+REPORT = "report.json"  # of a step, written last
 _PARSERS = {"warc": "warcio", "dataset": "datasets"}  # their versions decide what is read
 
 
@@ -71,13 +71,13 @@ class Pipeline:
         kept = {*self.names, *shared}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+                discard(path, REPORT)
 
     def found(self, name: str, before: Documents | None) -> tuple[Documents, dict[str, Any]] | None:
         """A step that was done before and is whole."""
         folder = self.folder / name
         try:
-            report = read_json(folder / "report.json")
+            report = read_json(folder / REPORT)
             if (folder / TEXT).is_file():
                 documents = self._documents(folder)
                 whole = int(documents.sizes().sum()) == (folder / TEXT).stat().st_size
@@ -95,7 +95,7 @@ class Pipeline:
 
     def _fresh(self, name: str) -> Path:
         folder = self.folder / name
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder, REPORT)
         folder.mkdir(parents=True)
         return folder
 
@@ -140,7 +140,7 @@ class Pipeline:
 
     def _finish(self, folder: Path, report: StageReport, documents: Documents) -> tuple[Documents, dict[str, Any]]:
         plain = report.plain()
-        write_json(folder / "report.json", plain)
+        write_json(folder / REPORT, plain)
         before, after = plain["documents_in"], plain["documents_out"]
         size = plain["bytes_out"] / 1e6
         self.log(f"{self.spec.name}: {plain['stage']}: {after:,} of {before:,} documents kept, {size:,.1f} MB")

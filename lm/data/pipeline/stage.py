@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -94,6 +95,26 @@ class Build:
 
 
 @dataclass(frozen=True)
+class Range:
+    """What a number among the options may be.
+
+    Attributes:
+        low: at least.
+        high: at most.
+        whole: no fraction; 64e6 is whole.
+        off: null is a value too, and switches the rule off.
+    """
+
+    low: float
+    high: float = math.inf
+    whole: bool = False
+    off: bool = False
+
+
+FRACTION = Range(0, 1)
+
+
+@dataclass(frozen=True)
 class StageKind:
     """How one kind of stage works.
 
@@ -101,6 +122,7 @@ class StageKind:
         run: (documents, all options) -> one outcome a document, in order; may read the documents more than once. A
             PerDocument where each document is judged by itself.
         options: name -> default, or REQUIRED.
+        allowed: of each number its Range, of some words (or lists of words) the choice.
         changes: whether it may change texts; if not, only positions are written.
         compares: whether a document's outcome depends on others, so that a config may set the scope.
         identity: options -> plain values that change when the outcome may (hashes of files that options name).
@@ -111,6 +133,7 @@ class StageKind:
 
     run: Run
     options: Mapping[str, Any] = field(default_factory=dict)
+    allowed: Mapping[str, Range | tuple[str, ...]] = field(default_factory=dict)
     changes: bool = False
     compares: bool = False
     identity: Callable[[dict[str, Any]], Any] | None = None
@@ -142,41 +165,6 @@ def package_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         raise DataError(f"the package {name} is missing; install it: pip install 'scalewright[data]'") from None
-
-
-def number_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> Any:
-    """A number within [low, high].
-
-    Raises:
-        DataError: something else.
-    """
-    value = options[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise DataError(f"stage {kind}: {name} must be a number from {low:g} to {high:g}, got {value!r}")
-    return value
-
-
-def whole_option(kind: str, options: dict[str, Any], name: str, low: float, high: float) -> int:
-    """A whole number within [low, high]; 64e6 is one.
-
-    Raises:
-        DataError: something else.
-    """
-    value = number_option(kind, options, name, low, high)
-    if value != int(value):
-        raise DataError(f"stage {kind}: {name} must be a whole number, got {value!r}")
-    return int(value)
-
-
-def choice_option(kind: str, options: dict[str, Any], name: str, choices: tuple[str, ...]) -> str:
-    """One of some words.
-
-    Raises:
-        DataError: another value.
-    """
-    if options[name] not in choices:
-        raise DataError(f"stage {kind}: {name} must be one of {', '.join(choices)}, got {options[name]!r}")
-    return str(options[name])
 
 
 def list_option(kind: str, options: dict[str, Any], name: str) -> list[str]:

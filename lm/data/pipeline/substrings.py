@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.files import DataError
-from lm.data.pipeline.stage import Dropped, Kept, Outcome, StageKind, choice_option, number_option, whole_option
+from lm.data.pipeline.stage import FRACTION, Dropped, Kept, Outcome, Range, StageKind
 from lm.data.pipeline.store import Documents
 from lm.data.words import word_pattern
 
@@ -159,10 +159,8 @@ def repeated_substrings(documents: Documents, options: dict[str, Any]) -> Iterat
     A shard is `shard_bytes` of documents; a longer document is searched in parts, each by itself.
     """
     kind = "repeated_substrings"
-    n = whole_option(kind, options, "min_tokens", 2, 1e6)
-    most = number_option(kind, options, "max_repeated_fraction", 0, 1)
-    cut = choice_option(kind, options, "action", ("cut", "drop")) == "cut"
-    size = whole_option(kind, options, "shard_bytes", 1, 1e10)
+    n, size = options["min_tokens"], options["shard_bytes"]
+    most, cut = options["max_repeated_fraction"], options["action"] == "cut"
     try:
         import pydivsufsort  # noqa: F401
     except ImportError:
@@ -224,6 +222,12 @@ KINDS = {
     "repeated_substrings": StageKind(
         repeated_substrings,
         {"min_tokens": 50, "action": "cut", "max_repeated_fraction": 0.7, "shard_bytes": 64_000_000},
+        {
+            "min_tokens": Range(2, 1e6, True),
+            "action": ("cut", "drop"),
+            "max_repeated_fraction": FRACTION,
+            "shard_bytes": Range(1, 1e10, True),
+        },
         changes=True,
         compares=True,
         packages=("pydivsufsort",),
