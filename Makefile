@@ -1,21 +1,26 @@
-# make demo, make test, make lint, make test-slow; each sets up .venv from requirements.lock first.
+# make demo, make test, make lint, make check, make test-slow; each sets up .venv from requirements.lock first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARTS := test-processes test-model test-sweeps test-runs
 # What a part spent its time on, at the end of its output.
 DURATIONS := --durations=40 --durations-min=3
 RUNS := tests/continuity tests/parity tests/recipes
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-model test-processes test-runs test-sweeps test-slow lint install lock clean
+.PHONY: demo check test test-model test-processes test-runs test-sweeps test-slow lint install lock clean
 
 demo: install
 	$(BIN)/python -m recipes.demo
 
 # Two of four parts side by side: one core each, since a test of several processes waits for them to start half of the
-# time. The next begins when one ends, the longest first.
+# time. The next begins when one ends, the longest first. Two parts of two threads each would spin for each other's cores.
 test: install
-	@$(MAKE) --no-print-directory --jobs=2 test-processes test-model test-sweeps test-runs
+	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs=2 $(PARTS)
+
+# What decides whether a change lands.
+check: install
+	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory --jobs=2 lint $(PARTS)
 
 # Everything that no other part runs.
 test-model: install

@@ -23,11 +23,13 @@ from sweeps.plot_style import (
     size_ticks,
 )  # fmt: skip
 from sweeps.scaling.analysis import Analysis, Result
+from sweeps.scaling.approaches import Replicates
 from sweeps.scaling.bootstrap import interval
 from sweeps.scaling.isoflop import Minimum
 from sweeps.scaling.table import Array, RunTable
 
 BAND_POINTS = 40
+KEEP = 12  # bands that are remembered: two sets of approaches
 LABELLED = 7
 # Attribute of a minimum, title, exponent named in the legend.
 PANELS = (
@@ -154,8 +156,20 @@ def _band(axis: Any, result: Result, c: Array, panel: int) -> None:
     label = f"{result.approach}: {exponent} = {getattr(result, exponent):.3f}" if exponent else result.approach
     axis.plot(c, [value(float(x)) for x in c], "-", lw=1.8, color=colour, label=label)
     if result.replicates is not None:
-        ends = [interval(result.replicates.decision(float(x))[panel]) for x in c]
-        axis.fill_between(c, [i.low for i in ends], [i.high for i in ends], color=colour, alpha=0.15, lw=0)
+        low, high = _ends(result.replicates, c)[panel]
+        axis.fill_between(c, low, high, color=colour, alpha=0.15, lw=0)
+
+
+def _ends(replicates: Replicates, c: Array) -> Array:
+    """[3, 2, budgets] ends of the intervals of N*, D* and loss; the panels of a fit's figures share them."""
+    key = (id(replicates), c.tobytes())
+    if key not in _KEPT or _KEPT[key][0] is not replicates:  # an id may come back
+        drawn = [[interval(of_one) for of_one in replicates.decision(float(x))] for x in c]
+        ends = np.array([[[i.low, i.high] for i in at_c] for at_c in drawn]).transpose(1, 2, 0)
+        if len(_KEPT) >= KEEP:
+            _KEPT.pop(next(iter(_KEPT)))
+        _KEPT[key] = replicates, ends
+    return _KEPT[key][1]
 
 
 def _marker(axis: Any, marker: Marker, panel: int) -> None:
@@ -171,3 +185,6 @@ def _marker(axis: Any, marker: Marker, panel: int) -> None:
         error = [[marker.loss - marker.low], [marker.high - marker.loss]]
         axis.errorbar([marker.c_flops], [marker.loss], error, fmt="none", ecolor=colour, lw=1.8, capsize=6, zorder=5)
     axis.plot([marker.c_flops], [marker.loss], shape, label=marker.label, **style)
+
+
+_KEPT: dict[tuple[int, bytes], tuple[Replicates, Array]] = {}

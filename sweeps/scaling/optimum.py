@@ -15,6 +15,8 @@ import numpy as np
 from sweeps.scaling.table import Array, RunTable
 
 CONSTANT_WITHIN = 0.01
+MAX_STEPS = 60
+CLOSE = 1e-13  # of ln N: rounding is all that moves it then
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,14 @@ def optimum(theta: Array, rule: FlopRule, c_flops: float) -> tuple[Array, Array,
 def _refine(x: Array, theta: Array, rule: FlopRule, c_flops: float) -> Array:
     """Fixed point of alpha A N^-alpha = beta B D^-beta (1 + dln k / dln N), damped; [m] ln N -> [m] ln N."""
     log_a, log_b, _, alpha, beta = theta.T
-    for _ in range(60):
+    for _ in range(MAX_STEPS):
         n = np.exp(x)
         k = rule.flops_per_parameter_token(n)
         slope = rule.power * (k - rule.base) / k
         log_d = np.log(c_flops) - np.log(k) - x
         gap = np.log(alpha) + log_a - alpha * x - (np.log(beta) + log_b - beta * log_d + np.log1p(slope))
-        x = x + gap / (alpha + beta * (1 + slope))
+        step = gap / (alpha + beta * (1 + slope))
+        x = x + step
+        if not (np.abs(step) > CLOSE).any():  # NaN, of a surface without an optimum, waits for nothing
+            break
     return x

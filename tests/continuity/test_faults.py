@@ -104,7 +104,7 @@ def test_a_full_disk(folder: Path, tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_told_set_aside_and_passed_over(folder: Path) -> None:
     """One flipped bit in the newest, found by two ranks together; what a kill left is deleted."""
     job = Job(folder, fit_arguments(folder, "damaged", "--trainer.strategy", "ddp"), 2)
-    job.wait_for(lambda what, step: what == "step" and step == 8)
+    assert job.wait_for(lambda what, step: what == "step" and step == 8), job.output()
     job.kill()
     checkpoints = folder / "runs" / "damaged" / "checkpoints"
     newest, older = checkpoint.candidates(checkpoints)[:2]

@@ -52,7 +52,7 @@ def test_signals_save_stop_and_go_on(folder: Path) -> None:
         more = DDP if world_size == 2 else []
         job = Job(folder, fit_arguments(folder, name, *more), world_size, slow_steps)
         first = 5 * (len(exits) + 1)
-        job.wait_for(at_step(first))
+        assert job.wait_for(at_step(first)), job.output()
         for rank in ranks:
             os.kill(job.processes[rank].pid, number)
         exits.append(job.join())
@@ -84,7 +84,7 @@ def hang_in_the_save(tracer: Tracer) -> None:
 
 def test_a_second_signal_stops_at_once(folder: Path) -> None:
     job = Job(folder, fit_arguments(folder, "twice"), 1, hang_in_the_save)
-    job.wait_for(lambda what, step: what == "save")
+    assert job.wait_for(lambda what, step: what == "save"), job.output()
     os.kill(job.processes[0].pid, signal.SIGTERM)
     time.sleep(0.2)
     os.kill(job.processes[0].pid, signal.SIGTERM)

@@ -32,7 +32,7 @@ def recorded(folder: Path, name: str) -> dict[str, dict[int, float]]:
 def test_a_run_saves_as_often_as_pays(folder: Path) -> None:
     arguments = fit_arguments(folder, "young", "--trainer.strategy", "ddp", "--trainer.callbacks", YOUNG)
     job = Job(folder, arguments, 2)
-    job.wait_for(lambda what, step: what == "step" and step == 10)
+    assert job.wait_for(lambda what, step: what == "step" and step == 10), job.output()
     job.kill()
     again = Job(folder, arguments, 2)
     assert again.join() == [0, 0], again.output()

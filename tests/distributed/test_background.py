@@ -19,7 +19,12 @@ from plugins.strategies.background import InBackground
 from tests.distributed import harness, jobs
 from tests.distributed.scenario import SINGLE, TENSOR_LAYOUTS, Layout, Model, build_trainer, fit
 
-LAYOUTS = [SINGLE, TENSOR_LAYOUTS[1], Layout("zero2", 2)]
+LAYOUTS = [
+    SINGLE,
+    Layout("fsdp", 2),
+    Layout("zero2", 2),
+    pytest.param(TENSOR_LAYOUTS[1], marks=pytest.mark.slow),
+]
 
 
 class Gate:

@@ -12,7 +12,10 @@ from tests.distributed import harness, muon_jobs
 from tests.distributed.scenario import LAYOUTS, SINGLE, TENSOR_LAYOUTS, Layout
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS + TENSOR_LAYOUTS}
-CHOSEN = [BY_NAME[name] for name in ("ddp-2", "fsdp-2", "hsdp-4", "zero1-2", "zero2-2", "zero3-2", "fsdp2_tp2")]
+CHOSEN = [
+    *(BY_NAME[name] for name in ("ddp-2", "fsdp-2", "hsdp-4", "zero1-2", "zero2-2", "zero3-2")),
+    pytest.param(BY_NAME["fsdp2_tp2"], marks=pytest.mark.slow),
+]
 CROSSINGS = [
     ("zero1-2", "fsdp-2"),
     ("fsdp-2", "zero3-2"),

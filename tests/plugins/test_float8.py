@@ -48,6 +48,7 @@ def test_the_loss_follows_bf16_and_the_checkpoint_is_the_same(tmp_path: Path) ->
     assert saved["param/model.blocks.1.mlp.w_down.weight"] == ((32, 64), torch.float32)
 
 
+@pytest.mark.slow
 def test_fsdp_on_two_processes_follows_one() -> None:
     (losses, layers), (other, _) = run(jobs_float8.fsdp_losses, 2, 6)
     assert layers == {"Float8Linear"} and losses == other

@@ -76,7 +76,9 @@ def test_training_is_held_at_the_threshold(single: dict) -> None:
     assert single["losses"][-1] < 0.9 * single["losses"][0]
 
 
-@pytest.mark.parametrize("name", ["ddp-2", "fsdp-2", "zero1-2", "zero3-2", "fsdp2_tp2"])
+@pytest.mark.parametrize(
+    "name", ["ddp-2", "fsdp-2", "zero1-2", "zero3-2", pytest.param("fsdp2_tp2", marks=pytest.mark.slow)]
+)
 def test_every_strategy_clips_the_same(single: dict, name: str) -> None:
     layout: Layout = BY_NAME[name]
     for rank in harness.run(train, layout.world_size, layout, free=False):
