@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
     parser.add_argument("--sequences", type=int, default=8, help="windows a step")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of three steps; medians count")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of three steps; medians count")
     return parser
 
 
