@@ -179,7 +179,8 @@ def _check_room(model: Llama, rows: int, length: int, device: torch.device) -> N
     values = 2 * config.n_layers * rows * length * config.n_kv_heads * config.d_head
     needed = values * model.embedding.weight.element_size() + 12 * length * config.d_head  # with tables of RoPE
     if device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0]
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # and can be handed out again
+        room = torch.cuda.mem_get_info(device)[0] + held
     else:
         room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > room:
@@ -191,10 +192,10 @@ def _check_room(model: Llama, rows: int, length: int, device: torch.device) -> N
 
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """A token for each row of logits, [B, V]."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1).tolist()
     if not bool(logits.isfinite().all()):
         raise ConfigError("the model's logits are not finite: its weights are damaged, or the run diverged")
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1).tolist()
     scaled = logits.double().cpu()
     scaled = (scaled - scaled.amax(dim=-1, keepdim=True)) / sampling.temperature  # at most 0 however small the divisor
     probabilities = scaled.softmax(dim=-1)

@@ -205,7 +205,7 @@ def from_hf_config(values: Mapping[str, Any], where: str) -> ModelConfig:
         theta, scaling = _from_rope(values, where)
     except ConfigError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: rope scaling: {error}") from None
     try:
         return ModelConfig(
@@ -221,7 +221,7 @@ def from_hf_config(values: Mapping[str, Any], where: str) -> ModelConfig:
             norm_eps=float(values.get("rms_norm_eps", 1e-6)),
             tie_embeddings=bool(values.get("tie_word_embeddings", False)),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}") from None
 
 

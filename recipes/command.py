@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
 _OWN = ("lm", "plugins", "recipes", "sweeps")
 
@@ -63,6 +64,8 @@ def _words(error: Exception) -> str | None:
         return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] not in _OWN:
         name = error.name.split(".")[0]
+        if find_spec(name) is not None:
+            return None  # a part of it: another version than this one was written for
         return f"the package {name} is not installed; install it, or all that is needed: pip install 'scalewright[dev]'"
     mlflow = sys.modules.get("mlflow.exceptions")  # not imported here: most commands do without
     if mlflow is not None and isinstance(error, mlflow.MlflowException):

@@ -62,7 +62,8 @@ def discard(folder: Path, *marks: str) -> None:
         marks: files without which nobody takes the folder for a whole one; they go first.
     """
     for mark in marks:
-        (folder / mark).unlink(missing_ok=True)
+        with suppress(FileNotFoundError, NotADirectoryError):  # a stray file may stand where a folder is expected
+            (folder / mark).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing.util  # first: hooks of exit run last come, first served, and ours is to be before its own
 import signal
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +33,16 @@ def outlive_signals(worker: int) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Those of an iterator that outlives the script: multiprocessing would ask with SIGTERM, and wait for ever."""
+    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise over their end
+    for worker in workers:
+        worker.kill()
 
 
 class StreamLoader(DataLoader[Batch]):

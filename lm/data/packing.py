@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.best_fit import best_fit, pieces_of
-from lm.data.files import DataError, remove_leftovers, sha256_json, write_bytes
+from lm.data.files import DataError, remove_leftovers, sha256_file, sha256_json, write_bytes
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
 from lm.data.slices import Slice, base_of, parse_slice
@@ -159,7 +159,7 @@ def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_lengt
                 if not path.is_file():  # another process may have made it meanwhile
                     if alone:
                         remove_leftovers(folder, f"{path.name}.*")
-                    ends = np.fromfile(shard.with_suffix(".ends"), dtype=ENDS_DTYPE).astype(np.int64)
+                    ends = _ends_of(shard, row["ends_sha256"])
                     write_bytes(path, _index_of(ends, part, sequence_length).astype(_DTYPE).tobytes())
         except OSError as error:
             raise DataError(
@@ -167,6 +167,14 @@ def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_lengt
                 f" python -m recipes.data table --packing best_fit --sequence-length {sequence_length}"
             ) from error
     return _open(path)
+
+
+def _ends_of(shard: Path, digest: str) -> Int64Array:
+    """Ends of the shard's documents, as they were prepared: an index of others would be kept, and read for good."""
+    path = shard.with_suffix(".ends")
+    if sha256_file(path) != digest:
+        raise DataError(f"{path} is not what was prepared (another sha256); prepare it again with --overwrite")
+    return np.fromfile(path, dtype=ENDS_DTYPE).astype(np.int64)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm.data.files import DataError
+from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.kinds import stage_keys
 from lm.data.pipeline.stage import SNAPSHOT, StageSpec
 from lm.data.shards import FORMAT_VERSION
@@ -89,4 +89,5 @@ class PrepareConfig:
                 for spec in self.sources
             ],
             **({"stages": stage_keys(self.stages)} if self.stages else {}),
+            **({"tokenizer": sha256_file(self.tokenizer_file)} if self.tokenizer_file else {}),
         }

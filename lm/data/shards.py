@@ -210,13 +210,13 @@ def verify_files(manifest: Manifest, part: int = 0, parts: int = 1) -> tuple[int
     Raises:
         DataError: the first file that differs.
     """
-    wanted = {manifest.folder / "tokenizer.json": manifest.content["tokenizer_sha256"]}
+    shards, small = {}, {manifest.folder / "tokenizer.json": manifest.content["tokenizer_sha256"]}
     for source in manifest.source_names:
         for split in SPLITS:
             for row in manifest.split(source, split)["shards"]:
                 path = manifest.folder / source / split / row["file"]
-                wanted |= {path: row["sha256"], path.with_suffix(".ends"): row["ends_sha256"]}
-    mine = list(wanted.items())[part::parts]
+                shards[path], small[path.with_suffix(".ends")] = row["sha256"], row["ends_sha256"]
+    mine = list((shards | small).items())[part::parts]  # alike are beside each other: everyone gets as much to read
     for path, digest in mine:
         if not path.is_file() or sha256_file(path) != digest:
             raise DataError(f"{path} is not what was prepared (another sha256); prepare it again with --overwrite")

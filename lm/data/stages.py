@@ -65,6 +65,8 @@ class Preparation:
         marker = self.work / "identity.json"
         if self.folder.exists() and not (marker.is_file() and read_json(marker) == self.identity):
             discard(self.folder, MANIFEST, ".work/identity.json")
+            if self.folder.exists():
+                raise DataError(f"{self.folder} cannot be removed whole, and its rest would count as done; remove it")
         self.work.mkdir(parents=True, exist_ok=True)
         write_json(marker, self.identity)
 

@@ -30,12 +30,12 @@ def check_numbers(place: str, values: Mapping[str, Any], *, zero: bool = False, 
     """Raise ConfigError unless all are numbers above 0 (with `zero`: at least 0; with `whole`: integers) of a size that
     some run could have."""
     for name, value in values.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
         good = number and (value >= 0 if zero else value > 0) and not (whole and value != int(value))
         kind = ("a whole number " if whole else "a number ") + ("from 0 on" if zero else "above 0")
         require(good, f"{place}{name} must be {kind}, got {value!r}")
         most = MOST if whole else LARGEST
-        require(value <= most, f"{place}{name} must be {kind} and at most {most:g}, got {value:g}")
+        require(value <= most, f"{place}{name} must be {kind} and at most {most:g}, got {value!r}")
 
 
 @dataclass(frozen=True)

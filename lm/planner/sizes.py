@@ -30,7 +30,7 @@ class Surface:
         for name in _NAMES:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and math.isfinite(value) and value > 0):
+            if not (number and 0 < value < math.inf):
                 raise ConfigError(f"loss.{name} must be a positive number, got {value!r}")
         for name in ("alpha", "beta"):
             value = getattr(self, name)

@@ -57,7 +57,11 @@ class Samples(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if due(trainer, batch_idx, self.every_n_steps):
-            texts = self.texts(trainer, batch["input_ids"].shape[1])
+            try:
+                texts = self.texts(trainer, batch["input_ids"].shape[1])
+            except ConfigError as error:  # whether a run that diverged goes on is not for its samples to say
+                rank_zero_warn(f"no samples of step {trainer.global_step}: {error}")
+                return
             if trainer.is_global_zero:
                 self._write(trainer, texts)
 

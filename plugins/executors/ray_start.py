@@ -91,15 +91,16 @@ def _check_answers(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # auto and the like
+    end = time.monotonic() + _CONNECT_SECONDS
     try:
         with socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS) as connection:
             if not os.environ.get("RAY_USE_TLS"):
-                _greet(connection)
+                _greet(connection, end)
     except (OSError, OverflowError) as error:
         raise ConfigError(f"RAY_ADDRESS {address}: no Ray cluster answers ({_short(error)})") from None
 
 
-def _greet(connection: socket.socket) -> None:
+def _greet(connection: socket.socket, end: float) -> None:
     """Say hello as gRPC does, which Ray speaks: HTTP/2's preface and empty settings; the server's settings come back.
 
     RFC 9113, sections 3.4 and 4.1.
@@ -107,11 +108,12 @@ def _greet(connection: socket.socket) -> None:
     Raises:
         OSError: something else comes back, or nothing in time.
     """
+    connection.settimeout(max(0.1, end - time.monotonic()))
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0]))
     answer = b""
-    end = time.monotonic() + _CONNECT_SECONDS
-    while len(answer) < 9 and time.monotonic() < end and (part := connection.recv(9 - len(answer))):
+    while len(answer) < 9 and (part := connection.recv(9 - len(answer))):
         answer += part
+        connection.settimeout(max(0.1, end - time.monotonic()))
     if len(answer) < 9 or answer[3] != _SETTINGS:
         raise OSError("what listens there does not speak gRPC")
 

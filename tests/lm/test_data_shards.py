@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lm.data.files import DataError
-from lm.data.shards import TokenStream, ids_dtype, load_manifest, write_shard
+from lm.data.shards import TokenStream, ids_dtype, load_manifest, verify_files, write_shard
 from lm.data.synthetic import random_documents, write_folder
 from lm.data.windows import NO_LABEL, WindowReader
 
@@ -90,6 +90,12 @@ def test_count_labels_equals_the_batch(folder) -> None:
     source, window = np.arange(60) % 2, np.arange(60)
     expected = (reader.batch(source, window, 64)["labels"] != NO_LABEL).sum(dim=1)
     assert reader.count_labels(source, window, 64).tolist() == expected.tolist()
+
+
+def test_processes_that_verify_together_read_as_much_each(folder) -> None:
+    files, read = zip(*(verify_files(folder, part, 2) for part in range(2)), strict=True)
+    assert (sum(files), sum(read)) == verify_files(folder)
+    assert max(read) < 0.7 * sum(read)
 
 
 def test_stream_pickles_by_path(folder) -> None:

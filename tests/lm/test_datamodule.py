@@ -3,6 +3,9 @@
 import itertools
 import pickle
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,8 @@ from lm.data.synthetic import write_folder
 from lm.data.windows import NO_LABEL
 from lm.datamodule import TokenDataModule
 from tests.lm.datamodule_helpers import SAMPLES, VOCAB, G, T, Tiny, attach, make
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def global_batch(folder, step: int, world_size: int, **changes) -> torch.Tensor:
@@ -55,6 +60,21 @@ def test_workers_keep_the_exact_order_of_micro_batches(folder) -> None:
             assert batches[0].keys() == other.keys()
             for key, value in batches[0].items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])), key
+
+
+HOLDS = """
+import sys
+from lm.datamodule import TokenDataModule
+from tests.lm.datamodule_helpers import attach, make
+batches = iter(attach(make(sys.argv[1], num_workers=2)).train_dataloader())
+next(batches)
+"""
+
+
+def test_a_script_that_ends_with_an_iterator_in_hand_ends(folder) -> None:
+    """Workers outlive SIGTERM, with which multiprocessing would end them."""
+    done = subprocess.run([sys.executable, "-c", HOLDS, str(folder)], timeout=60, cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_spawned_workers_are_sent_paths_not_ids(folder) -> None:

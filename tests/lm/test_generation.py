@@ -107,8 +107,9 @@ def test_nonsense_is_one_line() -> None:
             Sampling(**wrong)
     with pytest.raises(ConfigError, match=r"keys and values of 1 x 1,000,000,000,002 positions take"):
         generate(model, [[1, 2]], 10**12, ())
-    with pytest.raises(ConfigError, match="logits are not finite"):
-        choose(torch.tensor([[0.0, float("nan")]]), Sampling(1.0), [torch.Generator()])
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="logits are not finite"):
+            choose(torch.tensor([[0.0, float("nan")]]), Sampling(temperature), [torch.Generator()])
     # Temperatures near 0 and near infinity neither overflow nor divide by 0.
     logits, drawn = torch.tensor([[-2.0, 3.0, 1.0]]), torch.Generator().manual_seed(0)
     assert choose(logits, Sampling(5e-324), [drawn]) == [1]

@@ -312,6 +312,13 @@ def test_the_index_is_made_once_and_known_by_its_key(numbered, tmp_path: Path) -
     gone.write_bytes(made[gone][:-8])
     with pytest.raises(DataError, match=r"is damaged .*; delete it"):
         attach(packed(tmp_path / "d"))
+    # An index of damaged ends would be kept under the name of the sound ones.
+    gone.unlink()
+    ends = next(path for path in folder.glob("*.ends") if gone.name.startswith(path.stem))
+    ends.write_bytes(ends.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(DataError, match=r"\.ends is not what was prepared"):
+        attach(packed(tmp_path / "d"))
+    assert not gone.exists()
 
 
 def _open(path: Path, barrier) -> None:

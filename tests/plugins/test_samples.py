@@ -49,6 +49,24 @@ def test_greedy_text_is_the_models_own(tmp_path: Path) -> None:
     assert all(len(text) > 3 for text in plain.texts)
 
 
+class Diverges(Callback):
+    @torch.no_grad()
+    def on_train_batch_end(self, trainer, module, *args):
+        module.model.embedding.weight.fill_(float("nan"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_that_diverged_goes_on_without_samples(
+    tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("plugins.callbacks.samples.rank_zero_warn", said.append)
+    callbacks = [Diverges(), Samples(PROMPTS, 2, max_new_tokens=2, temperature=temperature)]
+    train(SINGLE, write_data(tmp_path / "data"), callbacks, 2, default_root_dir=tmp_path)
+    assert len(said) == 1 and said[0].startswith("no samples of step 2: the model's logits are not finite")
+    assert not (tmp_path / "samples").exists()
+
+
 def test_a_temperature_draws_the_same_text_again_and_another_seed_another(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     texts = []

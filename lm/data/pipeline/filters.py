@@ -19,6 +19,7 @@ from lm.data.pipeline.store import Item
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _SHARES = ("_frac", "_ratio", "_thr")
+_RATES = ("new_line_ratio",)  # line ends a word: more than one turns FineWeb's rule off
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？।॥])[\"'”’)\]]*\s+")
 
 GOPHER_QUALITY = {
@@ -131,7 +132,8 @@ def _outcome(rule: Any, text: str) -> Outcome:
 def _allowed(options: dict[str, Any], low: float, off: bool) -> dict[str, Range | tuple[str, ...]]:
     """Shares go to 1, what is counted from `low` up; datatrove's own ways to switch a rule off are null and -1."""
     numbers = [name for name, value in options.items() if type(value) in (int, float)]
-    return {name: Range(low, 1 if name.endswith(_SHARES) else math.inf, off=off) for name in numbers}
+    shares = [name for name in numbers if name.endswith(_SHARES) and name not in _RATES]
+    return {name: Range(low, 1 if name in shares else math.inf, off=off) for name in numbers}
 
 
 KINDS = {
