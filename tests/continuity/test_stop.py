@@ -83,7 +83,7 @@ def hang_in_the_save(tracer: Tracer) -> None:
 
 
 def test_a_second_signal_stops_at_once(folder: Path) -> None:
-    job = Job(folder, fit_arguments(folder, "twice"), 1, hang_in_the_save)
+    job = Job(folder, fit_arguments(folder, "second-signal"), 1, hang_in_the_save)
     assert job.wait_for(lambda what, step: what == "save"), job.output()
     os.kill(job.processes[0].pid, signal.SIGTERM)
     time.sleep(0.2)
