@@ -44,6 +44,8 @@ def _check_numbers(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if min(options.lengths or [1]) < 1:
+        raise ConfigError(f"--lengths must be at least 1, got {min(options.lengths)}")
     if options.context is not None and options.context < 0:
         raise ConfigError(f"--context must be at least 0, got {options.context}")
     if not (math.isfinite(options.share) and 0 < options.share <= 1):
@@ -82,10 +84,13 @@ def check_writable(path: Path, option: str, folder: bool = False) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
+    from lm.data.shards import load_manifest
     from lm.evaluation.long_context import check_task
     from lm.evaluation.questions import read_questions
     from lm.evaluation.text import encodable, read_documents
 
+    if options.data:
+        load_manifest(options.data)
     if options.tasks:
         check_tasks(options.ckpt_path, options.tasks)
     for path in options.text or ():

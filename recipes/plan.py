@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -55,29 +54,33 @@ def assignments(text: str) -> dict[str, Any]:
         ConfigError: no KEY=VALUE.
     """
     import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     changes: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[{]*[\]}])", text):
+    for part in _parts(text):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
             raise ConfigError(f"{text!r} is not KEY=VALUE, such as cluster.devices=128")
         try:
-            changes[key.strip()] = _number(yaml.safe_load(value))
-        except yaml.YAMLError:
+            # As in the files: a loader of YAML 1.1 takes 1e12 for a word.
+            read: Any = OmegaConf.to_container(OmegaConf.create(f"value: {value}"))
+        except (yaml.YAMLError, OmegaConfBaseException):
             raise ConfigError(f"{text!r}: the value {value!r} is not YAML; quote it, or close its brackets") from None
+        changes[key.strip()] = read["value"]
     return changes
 
 
-def _number(value: Any) -> Any:
-    """1e12 as a number: YAML 1.1 takes it for a word unless it has a point and a sign, and OmegaConf's files do not."""
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+def _parts(text: str) -> list[str]:
+    """Cut at commas that are in no brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -296,6 +296,12 @@ def test_values_of_the_command_line(tmp_path: Path, capsys) -> None:
     assert main(["--config", str(path), "--json", "--set", *values]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["cluster"]["price_per_hour"], plan["model"]["n_layers"], plan["run"]["tokens"]) == ([2, 3], 3, 2e6)
+    nested = assignments("sources={a: {weight: 1, x: 2}, b: {weight: 1e12}},y=[[1, 2], [3]],name=nan")
+    assert nested == {
+        "sources": {"a": {"weight": 1, "x": 2}, "b": {"weight": 1e12}},
+        "y": [[1, 2], [3]],
+        "name": "nan",
+    }
     assert main(["--config", str(path), "--set", "cluster.price_per_hour=[2"]) == 2
     assert "is not YAML; quote it, or close its brackets" in capsys.readouterr().err
     assert main(["--config", str(path), "--out", str(tmp_path)]) == 2
