@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from lm.errors import ConfigError
 
 
 def run_benchmarks(folder: Path, tasks: Sequence[str], limit: int | None, device: str) -> dict[str, dict[str, Any]]:
-    """Results by task: the harness's own numbers under its own names (acc,none), and the number of questions.
+    """Results by task and group: the harness's own numbers under its own names (acc,none), and the number of questions.
+
+    A task whose metric_list names nothing that the harness measures has no numbers, and 0 questions.
 
     Args:
         folder: a Hugging Face folder, see recipes.export. Its tokenizer is used as it is.
@@ -23,7 +25,8 @@ def run_benchmarks(folder: Path, tasks: Sequence[str], limit: int | None, device
         limit: questions a task at most.
 
     Raises:
-        ConfigError: the harness is not installed, `folder` is no exported model, or a task is unknown or fails to load.
+        ConfigError: the harness is not installed, `folder` is no exported model, a task is unknown or fails to load, or
+            nothing at all was measured.
     """
     own = check_tasks(folder, tasks)
     names = [task for task in dict.fromkeys(tasks) if not _is_file(task)]
@@ -86,14 +89,27 @@ def _run(
         said = f"{type(cause).__name__} {' '.join(str(cause).split())}".strip()
         raise ConfigError(f"--tasks {' '.join([*names, *(one['task'] for one in own)])}: {said[:300]}") from None
     assert found is not None
-    counts = found["n-samples"]
-    for name, row in found["results"].items():
-        if not any("," in key for key in row):
-            raise ConfigError(f"--tasks {name}: nothing was measured; metric_list must name metrics of the harness")
+    return measured(found)
+
+
+def measured(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What simple_evaluate returned, as run_benchmarks returns it."""
+    rows = {name: {key: value for key, value in row.items() if "," in key} for name, row in found["results"].items()}
+    if not any(rows.values()):
+        raise ConfigError(
+            f"--tasks {' '.join(rows)}: nothing was measured; metric_list must name metrics of the harness"
+        )
+    groups = found["group_subtasks"]
     return {
-        name: {**{key: value for key, value in row.items() if "," in key}, "questions": counts[name]["effective"]}
-        for name, row in found["results"].items()
+        name: {**row, "questions": _questions(found, name)} for name, row in rows.items() if row or name not in groups
     }
+
+
+def _questions(found: Mapping[str, Any], name: str) -> int:
+    """Of a task, or of all tasks of a group."""
+    if name in found["n-samples"]:
+        return int(found["n-samples"][name]["effective"])
+    return sum(_questions(found, child) for child in found["group_subtasks"].get(name, ()))
 
 
 @contextlib.contextmanager

@@ -179,14 +179,21 @@ def _evaluations(facts: RunFacts, scores: Mapping[str, Any] | None) -> str:
         parts.append(_table(("benchmark", "measure", "value", "questions"), rows))
     if "probes" in scores:
         held = scores["probes"]["effective_length"]
-        rows = [(task, "answers nothing" if length is None else f"{length:,}") for task, length in held.items()]
-        parts.append(_table(("long-context task", "effective length, tokens"), rows))
+        rows = [(task, *_length_words(found)) for task, found in held.items()]
+        parts.append(_table(("long-context task", "holds up to, tokens", "falls below at, tokens"), rows))
     for name, row in scores.get("contamination", {}).items():
         parts.append(
             f"Contamination: {row['share']:.1%} of the texts of {Path(name).name} share a long run of words with the"
             f" training data ({row['too_short']} of {row['texts']} too short to say)."
         )
     return head + "\n\n".join(parts)
+
+
+def _length_words(found: Mapping[str, int | None]) -> tuple[str, str]:
+    """Of lm.evaluation.long_context.EffectiveLength."""
+    if found["holds_to"] is None:
+        return "answers nothing", "answers nothing"
+    return f"{found['holds_to']:,}", "none tried" if found["falls_at"] is None else f"{found['falls_at']:,}"
 
 
 def _last(facts: RunFacts, key: str, form: str = "{:,.0f}") -> str:

@@ -16,7 +16,6 @@ _LEAD = (
     "bits/byte leads: perplexity and loss count per token, and tokens are the tokenizer's own; only bits per byte of\n"
     "the same text compares models with different tokenizers."
 )
-_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def score_text(
@@ -64,12 +63,16 @@ def _data(trained: Trained, folder: Path) -> Any:
 
 
 def score_questions(trained: Trained, options: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
-    from lm.evaluation.questions import ask, read_questions
+    from lm.evaluation.questions import ask, read_questions, writer
+    from lm.evaluation.text import scorer
 
     rows = [("questions", "exact match", "95%", "ln P(answer)", "per byte", "n")]
     values = {}
     for path in options.questions:
-        score = ask(trained.model, trained.tokenizer, read_questions(path), trained.eot_id, options.max_new_tokens)
+        score = ask(
+            scorer(trained.model), writer(trained.model, trained.eot_id), trained.tokenizer, read_questions(path),
+            trained.eot_id, options.max_new_tokens,
+        )  # fmt: skip
         low, high = score.interval()
         rows.append(
             (str(path), f"{score.exact_match:.3f}", f"[{low:.3f}, {high:.3f}]", f"{score.log_probability:.3f}",
@@ -90,45 +93,34 @@ def score_questions(trained: Trained, options: argparse.Namespace, log: Callable
 
 def probe(trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]) -> dict[str, Any]:
     from lm.evaluation.long_context import TASKS, effective_length
-    from lm.evaluation.probes import accuracy_by_length, run_probes
+    from lm.evaluation.probes import DEPTHS, accuracy_by_length, filler_of, run_probes
+    from lm.evaluation.questions import writer
+    from lm.evaluation.text import scorer
 
     manifest = _data(trained, options.data)
     lengths = sorted(set(options.lengths or _lengths(window)))
-    filler = _filler(manifest, trained, 40 * max(lengths))
+    filler = filler_of(manifest, trained.tokenizer, max(lengths))
     tasks = TASKS if "all" in options.probes else tuple(dict.fromkeys(options.probes))
     scores = run_probes(
-        trained.model, trained.tokenizer, trained.eot_id, filler, tasks, lengths, _DEPTHS, options.samples,
-        options.seed, lambda s: log(f"  {s.task} {s.length} tokens, depth {s.depth:g}: exact {s.exact_match:.2f}"),
+        scorer(trained.model), writer(trained.model, trained.eot_id), trained.tokenizer, trained.eot_id, filler,
+        tasks, lengths, DEPTHS, options.samples, options.seed,
+        lambda s: log(f"  {s.task} {s.length} tokens, depth {s.depth:g}: exact {s.exact_match:.2f}"),
     )  # fmt: skip
-    rows = [("task", *(f"{length} tokens" for length in lengths), f"holds {options.share:.0%} up to")]
+    limits = (f"holds {options.share:.0%} up to", "falls below at")
+    rows = [("task", *(f"{length} tokens" for length in lengths), *limits)]
     values: dict[str, Any] = {"cells": [vars(score) for score in scores], "effective_length": {}}
     for task in tasks:
         by_length = accuracy_by_length(scores, task)
-        held = effective_length(by_length, options.share)
-        values["effective_length"][task] = held
-        rows.append((task, *(f"{v:.2f}" for v in by_length.values()), "-" if held is None else f"{held} tokens"))
+        found = effective_length(by_length, options.share)
+        values["effective_length"][task] = vars(found)
+        ends = ("-" if end is None else f"{end} tokens" for end in (found.holds_to, found.falls_at))
+        rows.append((task, *(f"{v:.2f}" for v in by_length.values()), *ends))
     log("\n" + columns(rows))
     if options.plots:
         from recipes.evaluate_plots import heat_maps
 
         log(f"figure: {heat_maps(scores, options.plots / 'long_context.png')}")
     return values
-
-
-def _filler(manifest: Any, trained: Trained, characters: int) -> list[str]:
-    """Sentences of held-out text, so many characters from each source at most."""
-    from lm.evaluation.contamination import documents
-    from lm.evaluation.long_context import sentences_of
-
-    texts: list[str] = []
-    for source in manifest.source_names:
-        left = characters
-        for text in documents(manifest, source, trained.tokenizer, "validation"):
-            texts.append(text[:left])
-            left -= len(text)
-            if left <= 0:
-                break
-    return sentences_of(texts)
 
 
 def _lengths(window: int) -> list[int]:
@@ -214,7 +206,10 @@ def benchmarks(options: argparse.Namespace, log: Callable[[str], None]) -> dict[
     found = run_benchmarks(options.ckpt_path, options.tasks, options.limit, options.device)
     rows = [("task", "measure", "value", "standard error", "n")]
     for task, values in found.items():
-        for key in [key for key in values if "," in key and "_stderr" not in key]:
+        measures = [key for key in values if "," in key and "_stderr" not in key]
+        if not measures:
+            rows.append((task, "nothing: metric_list names none", "-", "-", str(values["questions"])))
+        for key in measures:
             measure, _, variant = key.partition(",")
             error = values.get(f"{measure}_stderr,{variant}")
             shown = f"{error:.4f}" if isinstance(error, float) else "-"

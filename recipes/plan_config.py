@@ -178,7 +178,7 @@ _YOUNG = "plugins.callbacks.young_checkpoint.YoungCheckpoint"
 def pretrain_config(job: Job, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Config of `recipes.pretrain fit` for a plan: one micro-batch, schedule and layout, saved as often as pays."""
     layout, run = plan["layout"], plan["run"]
-    schedule: dict[str, Any] = {"kind": job.schedule, "warmup_steps": job.warmup_steps}
+    schedule: dict[str, Any] = {"kind": job.schedule, "warmup_steps": job.warmup}
     schedule |= {"decay_fraction": 0.2, "floor": 0.0} if job.schedule == "wsd" else {"floor": 0.1}
     return {
         "name": job.name,

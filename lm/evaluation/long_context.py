@@ -172,8 +172,22 @@ def sentences_of(texts: Sequence[str], shortest: int = 20, longest: int = 400) -
     return list(found)
 
 
-def effective_length(accuracy: dict[int, float], share: float = 0.85) -> int | None:
-    """Longest length up to which accuracy stays at `share` of the shortest length's; None where that one is 0.
+@dataclass(frozen=True)
+class EffectiveLength:
+    """How far a model's accuracy carries, in tokens.
+
+    Attributes:
+        holds_to: longest length up to which accuracy stays at the share of the shortest length's; None where the model
+            answers nothing at the shortest.
+        falls_at: first length below the share; None where none of those tried is, or `holds_to` is None.
+    """
+
+    holds_to: int | None
+    falls_at: int | None
+
+
+def effective_length(accuracy: dict[int, float], share: float = 0.85) -> EffectiveLength:
+    """Where accuracy first falls below `share` of the shortest length's.
 
     Args:
         accuracy: by length in tokens.
@@ -181,10 +195,6 @@ def effective_length(accuracy: dict[int, float], share: float = 0.85) -> int | N
     lengths = sorted(accuracy)
     base = accuracy[lengths[0]]
     if base <= 0:
-        return None
-    held = None
-    for length in lengths:
-        if accuracy[length] < share * base:
-            break
-        held = length
-    return held
+        return EffectiveLength(None, None)
+    below = next((i for i, length in enumerate(lengths) if accuracy[length] < share * base), len(lengths))
+    return EffectiveLength(lengths[below - 1], lengths[below] if below < len(lengths) else None)

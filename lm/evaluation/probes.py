@@ -12,14 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from lm.data.shards import Manifest, TokenStream
-from lm.evaluation.long_context import make_probe
-from lm.evaluation.questions import Question, ask
-from lm.evaluation.text import BATCH_TOKENS, losses
+from lm.evaluation.contamination import documents
+from lm.evaluation.long_context import make_probe, sentences_of
+from lm.evaluation.questions import Question, Writer, ask
+from lm.evaluation.text import BATCH_TOKENS, Scorer, losses
 from lm.model import Llama
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _ANSWER_TOKENS = 16
 
 
@@ -43,8 +45,22 @@ class ProbeScore:
     log_probability: float
 
 
+def filler_of(manifest: Manifest, tokenizer: Tokenizer, longest: int) -> list[str]:
+    """Sentences of held-out text, enough from each source for probes of `longest` tokens."""
+    texts: list[str] = []
+    for source in manifest.source_names:
+        left = 40 * longest  # characters: texts repeat sentences, and a token of markup can be many letters
+        for text in documents(manifest, source, tokenizer, "validation"):
+            texts.append(text[:left])
+            left -= len(text)
+            if left <= 0:
+                break
+    return sentences_of(texts)
+
+
 def run_probes(
-    model: Llama,
+    score: Scorer,
+    write: Writer,
     tokenizer: Tokenizer,
     eot_id: int,
     filler: Sequence[str],
@@ -58,7 +74,7 @@ def run_probes(
     """Every task at every length and depth.
 
     Args:
-        filler: sentences, see long_context.sentences_of.
+        filler: sentences, see filler_of.
         samples: probes a cell.
         report: called after each cell.
 
@@ -72,7 +88,7 @@ def run_probes(
                 probes = [make_probe(task, tokenizer, filler, length, depth, seed * 7919 + i) for i in range(samples)]
                 questions = [Question(probe.prompt, probe.answers) for probe in probes]
                 rows = max(1, BATCH_TOKENS // length)
-                found = ask(model, tokenizer, questions, eot_id, _ANSWER_TOKENS, rows)
+                found = ask(score, write, tokenizer, questions, eot_id, _ANSWER_TOKENS, rows)
                 scores.append(ProbeScore(task, length, depth, samples, found.exact_match, found.per_byte))
                 report(scores[-1])
     return scores

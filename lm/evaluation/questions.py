@@ -11,7 +11,7 @@ import math
 import re
 import string
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm.errors import ConfigError
-from lm.evaluation.text import Scorer, encodable, json_lines, scorer
+from lm.evaluation.text import Scorer, encodable, json_lines
 from lm.generation import generate
 from lm.loss import IGNORE
 from lm.model import Llama
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+# (prompts as tokens, most new tokens) -> the likeliest continuation of each, as tokens.
+# Under a strategy that shares a model out, every rank has to call it alike.
+Writer = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Answered:
     """A question and what came of it.
 
     Attributes:
-        written: what the model wrote, up to a line's end.
+        written: what the model wrote, as many lines as the longest of the answers has.
         exact: whether it is one of the answers after `normalise`.
         log_probability: ln P(answer | prompt) of the likeliest of the answers, nats.
         per_byte: the same over the answer's UTF-8 bytes.
@@ -129,31 +133,54 @@ def _question(row: Any, where: str) -> Question:
     return Question(prompt, tuple(answers))
 
 
+def writer(model: Llama, eot_id: int) -> Writer:
+    """Writes by a model that this process has to itself, up to an end of text."""
+    return lambda prompts, new_tokens: generate(model, prompts, new_tokens, {eot_id})
+
+
 def ask(
-    model: Llama,
+    score: Scorer,
+    write: Writer,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
     eot_id: int,
     max_new_tokens: int = 32,
     rows: int = 16,
 ) -> QuestionScore:
-    """Greedy answers, cut at the first line's end, and the probability of the right ones.
+    """Greedy answers, each compared over as many lines as the right one has, and the probability of the right ones.
 
     The answer follows the prompt in tokens of its own, after one space where neither has one at the seam.
+
+    Args:
+        rows: prompts that are continued together.
     """
     answered: list[Answered] = []
     for part in _chunks(questions, rows):
         prompts = [tokenizer.encode(one.prompt, add_special_tokens=False).ids for one in part]
-        texts = generate(model, prompts, max_new_tokens, {eot_id})
-        for question, prompt, ids in zip(part, prompts, texts, strict=True):
-            written = tokenizer.decode([token for token in ids if token != eot_id]).lstrip("\n").split("\n")[0].strip()
-            right = {normalise(answer) for answer in question.answers}
-            best, per_byte = max(
-                answer_log_probability(scorer(model), tokenizer, question.prompt, prompt, answer)
-                for answer in question.answers
-            )
-            answered.append(Answered(question, written, normalise(written) in right, best, per_byte))
+        for question, prompt, ids in zip(part, prompts, write(prompts, max_new_tokens), strict=True):
+            text = tokenizer.decode(ids[: ids.index(eot_id)] if eot_id in ids else ids).lstrip("\n")
+            best, per_byte = likeliest(score, tokenizer, question, prompt)
+            written = _first_lines(text, max(map(_lines, question.answers)))
+            answered.append(Answered(question, written, _is_right(text, question), best, per_byte))
     return QuestionScore(tuple(answered))
+
+
+def _is_right(text: str, question: Question) -> bool:
+    """Whether a continuation begins with one of the answers: what follows on further lines is not looked at."""
+    return any(normalise(_first_lines(text, _lines(one))) == normalise(one) for one in question.answers)
+
+
+def _lines(answer: str) -> int:
+    return answer.strip().count("\n") + 1
+
+
+def _first_lines(text: str, count: int) -> str:
+    return "\n".join(text.split("\n")[:count]).strip()
+
+
+def likeliest(score: Scorer, tokenizer: Tokenizer, question: Question, ids: Sequence[int]) -> tuple[float, float]:
+    """(ln P, the same per byte) of the likeliest of a question's answers; `ids` are the prompt's tokens."""
+    return max(answer_log_probability(score, tokenizer, question.prompt, ids, answer) for answer in question.answers)
 
 
 def answer_log_probability(

@@ -146,7 +146,7 @@ class Job:
         cluster: what it runs on.
         precision: trainer.precision: 32-true, bf16-mixed or fp8.
         lr: peak learning rate; 0 takes the usual one for the size.
-        warmup_steps: of the schedule.
+        warmup_steps: of the schedule, below `steps`; None: see `warmup`.
         schedule: cosine or wsd.
         flops_convention: of lm.plan.
         data_dir: prepared shards.
@@ -164,7 +164,7 @@ class Job:
     cluster: Cluster
     precision: str = "bf16-mixed"
     lr: float = 0.0
-    warmup_steps: int = 2000
+    warmup_steps: int | None = None
     schedule: str = "cosine"
     flops_convention: str = DEFAULT_FLOP_CONVENTION
     data_dir: str = "data/tokens"
@@ -182,7 +182,6 @@ class Job:
         sizes = {"sequence_length": self.sequence_length, "global_batch_tokens": self.global_batch_tokens}
         check_numbers("", sizes, whole=True)
         check_numbers("", {"lr": self.lr, "inference_tokens": self.inference_tokens}, zero=True)
-        check_numbers("", {"warmup_steps": self.warmup_steps}, zero=True, whole=True)
         batch, length = self.global_batch_tokens, self.sequence_length
         require(batch % length == 0, f"global_batch_tokens {batch} is no multiple of sequence_length {length}")
         require(
@@ -200,7 +199,13 @@ class Job:
             self.cluster.peak_flops(kind)
         for source, (weight, unique) in self.sources.items():
             check_numbers(f"sources.{source} ", {"weight": weight, "unique_tokens": unique})
-        object.__setattr__(self, "warmup_steps", int(self.warmup_steps))
+        if self.warmup_steps is not None:
+            check_numbers("", {"warmup_steps": self.warmup_steps}, zero=True, whole=True)
+            require(
+                self.warmup_steps < self.steps,
+                f"warmup_steps {self.warmup_steps:g} is not below the run's {self.steps} steps: its learning rate would"
+                " never reach the peak; give fewer, or none for the usual number",
+            )
 
     @property
     def sequences(self) -> int:
@@ -211,6 +216,11 @@ class Job:
     def steps(self) -> int:
         """Optimizer steps, to the nearest."""
         return max(1, round(self.tokens / self.global_batch_tokens))
+
+    @property
+    def warmup(self) -> int:
+        """Warmup steps: those given, else 2,000 as is usual for large runs, a tenth of a shorter one."""
+        return min(2000, self.steps // 10) if self.warmup_steps is None else int(self.warmup_steps)
 
     @property
     def mixed(self) -> bool:

@@ -100,8 +100,8 @@ def run_values(job: Job) -> dict[str, Any]:
         "windows": job.sequences,
         "steps": job.steps,
         "schedule": job.schedule,
-        "warmup_steps": job.warmup_steps,
-        "warmup_share": job.warmup_steps / job.steps,
+        "warmup_steps": job.warmup,
+        "warmup_share": job.warmup / job.steps,
         "lr": job.lr or peak_lr(count_parameters(job.model).total),
         "precision": job.precision,
     }

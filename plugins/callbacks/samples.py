@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from lm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation import Sampling, choose
+
+GREEDY = Sampling()
 
 
 class Samples(Callback):
@@ -73,14 +75,9 @@ class Samples(Callback):
         """
         prompts = [self._tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in self.prompts]
         generator = torch.Generator().manual_seed(self.sampling.seed * 1_000_003 + trainer.global_step)
-        rows = [list(ids) for ids in prompts]
-        width = min(window, max(map(len, prompts)) + self.max_new_tokens)
         with evaluating(trainer.strategy.model), torch.no_grad():
-            for _ in range(self.max_new_tokens):
-                logits = trainer.strategy.predict_step(_batch(rows, width, trainer.strategy.root_device), 0)
-                for row, token in zip(rows, choose(logits, self.sampling, [generator] * len(rows)), strict=True):
-                    row.append(token)
-        return [self._decoded(row[len(ids) :]) for ids, row in zip(prompts, rows, strict=True)]
+            found = continuations(trainer, prompts, self.max_new_tokens, window, self.sampling, generator)
+        return [self._decoded(ids) for ids in found]
 
     def _decoded(self, ids: list[int]) -> str:
         end = end_of_text_id(self._tokenizer)
@@ -104,6 +101,30 @@ class Samples(Callback):
                     logger.log_artifact(path, "samples")
         except Exception as error:  # a full disk or a tracking server that is down must not stop training
             rank_zero_warn(f"samples of step {trainer.global_step} are not kept everywhere: {error}")
+
+
+def continuations(
+    trainer: Any,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    window: int,
+    sampling: Sampling = GREEDY,
+    generator: torch.Generator | None = None,
+) -> list[list[int]]:
+    """`new_tokens` tokens after each prompt, past an end of text too: as many passes on every rank. Collective.
+
+    Args:
+        window: most tokens that the model looks back.
+        generator: of the draws; a temperature of 0 needs none.
+    """
+    rows = [list(ids) for ids in prompts]
+    width = min(window, max(map(len, prompts)) + new_tokens)
+    generators = [generator or torch.Generator()] * len(rows)
+    for _ in range(new_tokens):
+        logits = trainer.strategy.predict_step(_batch(rows, width, trainer.strategy.root_device), 0)
+        for row, token in zip(rows, choose(logits, sampling, generators), strict=True):
+            row.append(token)
+    return [row[len(ids) :] for ids, row in zip(prompts, rows, strict=True)]
 
 
 def _batch(rows: list[list[int]], width: int, device: torch.device) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from sweeps.scaling.hyperparameters import HyperparameterLaws, fit_hyperparamete
 from sweeps.scaling.isoflop import NEAREST, Minimum, fit_isoflop
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, FitError, RunTable
-from sweeps.scaling.verdict import preference, serious, verdict
+from sweeps.scaling.verdict import preferred, serious, verdict
 from sweeps.scaling.world import fitted_world
 
 __all__ = ["APPROACHES", "Analysis", "Decision", "Result", "Surface", "analyse", "widen"]
@@ -142,7 +142,7 @@ class Analysis:
                 reasons.setdefault(reason, []).append(name)
             told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
             raise FitError(f"no approach gave an answer: {told}")
-        return min(self.results.values(), key=preference)
+        return preferred(self.results.values())
 
 
 def analyse(

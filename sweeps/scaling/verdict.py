@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Flags of this kind say that the constants are not the data's.
 SERIOUS = ("bound", "not positive", "not identified")
+# Holdout errors within this factor of the lowest do not tell approaches apart.
+TIE = 1.1
 
 
 def serious(flags: tuple[str, ...]) -> list[str]:
@@ -20,11 +23,31 @@ def serious(flags: tuple[str, ...]) -> list[str]:
     return [flag for flag in flags if any(word in flag for word in SERIOUS)]
 
 
-def preference(result: Result) -> tuple[bool, float, int, str]:
-    """Sort key: seriously flagged or mostly refused last, then by holdout error, then by flags, then by name."""
+def preferred(results: Iterable[Result]) -> Result:
+    """The result that predicted held-out budgets best; one that is seriously flagged or mostly refused only alone.
+
+    Errors within a tenth of the lowest are a tie: they rest on one to three budgets, and another seed would order them
+    anew. Of these the one whose error can be held against what noise and bias alone would give, else all of it widens
+    the forecast; then the one with fewer flags, then the lower error.
+    """
+    ordered = sorted(results, key=lambda result: (_last(result), _error(result), result.approach))
+    best = ordered[0]
+    tied = [r for r in ordered if _last(r) == _last(best) and _error(r) <= TIE * _error(best)]
+    return min(tied or ordered[:1], key=lambda result: (not _explained(result), len(result.flags), _error(result)))
+
+
+def _last(result: Result) -> bool:
+    return bool(serious(result.flags)) or mostly_refused(result)
+
+
+def _error(result: Result) -> float:
     error = result.holdout.relative_error
-    last = bool(serious(result.flags)) or mostly_refused(result)
-    return last, float("inf") if np.isnan(error) else error, len(result.flags), result.approach
+    return float("inf") if np.isnan(error) else error
+
+
+def _explained(result: Result) -> bool:
+    """Whether it is known what holdout errors noise and the fit's own bias would give."""
+    return bool(result.holdout.points) and all(np.isfinite(point.expected_sd) for point in result.holdout.points)
 
 
 def mostly_refused(result: Result) -> bool:
@@ -45,16 +68,16 @@ def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
         only = next(iter(results.values()))
         why = f"{', '.join(refused)} refused" if refused else "no other was asked for"
         return f"only {only.approach} gave an answer ({why}); nothing to check it against"
-    best = min(results.values(), key=preference)
+    best = preferred(results.values())
     error = best.holdout.relative_error
     held = "no holdout error" if np.isnan(error) else f"holdout error {error:.1%}"
-    preferred = f"{best.approach} is preferred ({held})"
+    choice = f"{best.approach} is preferred ({held})"
     judged = {name: r for name, r in results.items() if np.isfinite(r.a_interval.low)}
     silent = [name for name in results if name not in judged]
     without = f"; no interval to judge {', '.join(silent)} by" if silent else ""
     shown = ", ".join(f"{name} {r.a:.3f}" for name, r in results.items())
     if len(judged) < 2:
-        return f"exponents of N* ({shown}) cannot be compared{without}; {preferred}"
+        return f"exponents of N* ({shown}) cannot be compared{without}; {choice}"
     names = list(judged)
     pairs = [(judged[x], judged[y]) for i, x in enumerate(names) for y in names[i + 1 :]]
     apart = [f"{x.approach} and {y.approach}" for x, y in pairs if not _overlap(x.a_interval, y.a_interval)]
@@ -64,7 +87,7 @@ def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
         said = f"approaches agree on the exponent of N* ({shown})"
     else:
         said = f"exponents of N* differ ({shown}) but all intervals overlap"
-    return f"{said}{without}; {preferred}"
+    return f"{said}{without}; {choice}"
 
 
 def _overlap(first: Interval, second: Interval) -> bool:

@@ -55,7 +55,7 @@ def test_one_process_is_not_disturbed(single: dict) -> None:
     assert [step for step, _ in single["adamw"]["log_z"]] == [2, 4]
     (first, before), (last, after) = single["scores"]
     assert (first, last) == (2, 4) and before.keys() == after.keys() == {
-        "eval_bpb/text", "eval_loss/text", "answer_nats_per_byte/asked"
+        "eval_bpb/text", "eval_loss/text", "answer_nats_per_byte/asked", "exact_match/asked"
     }  # fmt: skip
     assert after["eval_loss/text"] < before["eval_loss/text"]
 

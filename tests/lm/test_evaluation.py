@@ -17,9 +17,9 @@ from lm.data.synthetic import write_folder
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import ConfigError
 from lm.evaluation.contamination import check_contamination
-from lm.evaluation.long_context import TASKS, effective_length, make_probe, sentences_of
+from lm.evaluation.long_context import TASKS, EffectiveLength, effective_length, make_probe, sentences_of
 from lm.evaluation.probes import loss_by_position
-from lm.evaluation.questions import Answered, Question, QuestionScore, normalise, read_questions
+from lm.evaluation.questions import Answered, Question, QuestionScore, ask, normalise, read_questions
 from lm.evaluation.text import TextScore, losses, read_documents, score_document, scorer
 from lm.model import Llama
 
@@ -96,6 +96,24 @@ def test_what_counts_as_the_same_answer() -> None:
     assert (normalise("A."), normalise("The"), normalise("..."), normalise(" ")) == ("a", "the", "...", "")
 
 
+@pytest.mark.parametrize(
+    ("written", "answers", "exact"),
+    [
+        ("\n b\nc\nd", ["x", "b\nc"], True),  # as many lines as the answer has, and no more
+        ("b\nc\nd", ["b"], True),
+        ("b\nd", ["b\nc"], False),
+        ("b", ["b\nc"], False),
+        ("c\nb", ["b"], False),
+        ("", ["x"], False),
+    ],
+)
+def test_an_answer_is_compared_over_its_own_lines(folder: Path, written: str, answers: list, exact: bool) -> None:
+    tokenizer, model = load_tokenizer(folder), uniform_model()
+    ids = [*tokenizer.encode(written).ids, 0, *tokenizer.encode("after the end").ids]
+    score = ask(scorer(model), lambda prompts, _: [ids] * len(prompts), tokenizer, [Question("p", tuple(answers))], 0)
+    assert score.exact_match == exact
+
+
 def test_wilson_interval_of_the_exact_match() -> None:
     rows = tuple(Answered(Question("p", ("a",)), "a", i < 3, -1.0 - i, -0.5) for i in range(10))
     score = QuestionScore(rows)
@@ -154,9 +172,9 @@ def test_probes(folder: Path, task: str) -> None:
 
 
 def test_effective_length() -> None:
-    assert effective_length({256: 1.0, 512: 0.9, 1024: 0.5, 2048: 0.9}) == 512
-    assert effective_length({256: 0.5, 512: 0.5}) == 512
-    assert effective_length({256: 0.0, 512: 0.5}) is None
+    assert effective_length({256: 1.0, 512: 0.9, 1024: 0.5, 2048: 0.9}) == EffectiveLength(512, 1024)
+    assert effective_length({256: 0.5, 512: 0.5}) == EffectiveLength(512, None)
+    assert effective_length({256: 0.0, 512: 0.5}) == EffectiveLength(None, None)
 
 
 def test_contamination_of_short_long_and_shuffled_texts(folder: Path) -> None:

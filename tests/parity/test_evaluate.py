@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lm.data.shards import load_manifest
 from lm.data.tokenizer import load_tokenizer
 from lm.evaluation.contamination import documents
+from recipes.benchmarks import measured
 from recipes.evaluate import main
 from tests.parity.conftest import VOCAB, WORDS
 from tests.parity.helpers import load_transformers
@@ -157,12 +159,19 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert found["tasks"]["own"]["acc,none"] == pytest.approx(2 / 3) and found["tasks"]["own"]["questions"] == 3
     assert "standard error" in printed
     own = (tmp_path / "own.yaml").read_text()
+    silent = tmp_path / "silent.yaml"
+    silent.write_text(yaml.safe_dump({**yaml.safe_load(own), "task": "silent", "metric_list": []}))
+    files = [str(tmp_path / "own.yaml"), str(silent)]
+    found, printed = scores(["--ckpt_path", str(exported), "--tasks", *files], tmp_path, capsys)
+    assert found["tasks"]["own"]["acc,none"] == pytest.approx(2 / 3) and found["tasks"]["silent"] == {"questions": 0}
+    assert "nothing: metric_list names none" in printed
     (tmp_path / "empty.jsonl").write_text("")
     for text, message in (
         ("", "must have task, dataset_path"),
         ("a: [1", "is not YAML"),
         (own.replace("{q}", "{q"), "--tasks own: TemplateSyntaxError"),
         (own.replace("q.jsonl", "empty.jsonl"), "--tasks own: "),
+        (silent.read_text(), "--tasks silent: nothing was measured"),
     ):
         (tmp_path / "odd.yaml").write_text(text)
         assert main(["--ckpt_path", str(exported), "--tasks", str(tmp_path / "odd.yaml")]) == 2
@@ -234,3 +243,29 @@ def test_a_damaged_export_is_one_line(exported: Path, tmp_path: Path, capsys, ch
 def test_no_model_there(tmp_path: Path, capsys) -> None:
     assert main(["--ckpt_path", str(tmp_path / "none"), "--prompt", "x"]) == 2
     assert "is no folder" in capsys.readouterr().err
+
+
+def test_questions_of_a_group_are_those_of_its_tasks(exported: Path, tmp_path: Path) -> None:
+    """Groups are named (mmlu), their tasks counted apart."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    (tmp_path / "q.jsonl").write_text('{"q": "the", "choices": [" model", " reads"], "gold": 0}\n' * 3)
+    task = {
+        "task": "one", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "q.jsonl")}},
+        "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_choice": "{{choices}}",
+        "doc_to_target": "gold", "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    group = {"group": "both", "task": [task, {**task, "task": "two"}], "aggregate_metric_list": [{"metric": "acc"}]}
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(group))
+    (tmp_path / "loose.yaml").write_text(yaml.safe_dump({"group": "loose", "task": [{**task, "task": "three"}]}))
+    found = simple_evaluate(
+        model="hf", model_args={"pretrained": str(exported), "dtype": "float32"}, tasks=["both", "loose"],
+        device="cpu", log_samples=False, bootstrap_iters=0,
+        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+    )  # fmt: skip
+    rows = measured(found)
+    assert {name: row["questions"] for name, row in rows.items()} == {
+        "both": 6, "both::one": 3, "both::two": 3, "loose::three": 3
+    }  # fmt: skip
+    assert rows["both"]["acc,none"] in (0.0, 1.0)

@@ -69,7 +69,13 @@ def test_with_what_other_commands_wrote(run: Path, tmp_path: Path) -> None:
         },
         "questions": {"q.jsonl": {"exact_match": 0.5, "interval": [0.4, 0.6], "log_probability_per_byte": -0.7}},
         "tasks": {"own": {"acc,none": 0.75, "acc_stderr,none": 0.1, "questions": 4}},
-        "probes": {"effective_length": {"needle": 512, "variables": None}},
+        "probes": {
+            "effective_length": {
+                "needle": {"holds_to": 512, "falls_at": 1024},
+                "needles": {"holds_to": 2048, "falls_at": None},
+                "variables": {"holds_to": None, "falls_at": None},
+            }
+        },
         "contamination": {"q.jsonl": {"share": 0.25, "texts": 5, "too_short": 1}},
     }
     row = {"forecast_id": "f00d", "approach": "isoflop", "loss": 2.6, "low": 2.5, "high": 2.7, "measured": 2.625}
@@ -87,7 +93,8 @@ def test_with_what_other_commands_wrote(run: Path, tmp_path: Path) -> None:
     assert "| few | no number | no number | 0 |" in text
     assert "| x.txt | 1.2500 | 2.0000 | 1,000 |" in text and "| q.jsonl | 0.500 (0.400 to 0.600) | -0.7000 |" in text
     assert "| own | acc | 0.7500 | 4 |" in text and "acc_stderr" not in text
-    assert "| needle | 512 |" in text and "| variables | answers nothing |" in text and "25.0% of the texts" in text
+    assert "| needle | 512 | 1,024 |" in text and "| needles | 2,048 | none tried |" in text
+    assert "| variables | answers nothing | answers nothing |" in text and "25.0% of the texts" in text
     assert "| 2.6000 | 2.5000 to 2.7000 | 2.6250 | inside |" in text
     assert "| hours | 1.5 | 2 |" in text and "| MFU | 40.0% | 31.0% |" in text
     assert "| tokens per second | 1,500 | 1,234 |" in text

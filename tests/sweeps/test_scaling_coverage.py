@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.parametric import fit_parametric
 from sweeps.scaling.surfaces import SURFACES, KnownSurface
 from sweeps.scaling.table import FitError, Run, RunTable
-from sweeps.scaling.verdict import verdict
+from sweeps.scaling.verdict import preferred, verdict
 from sweeps.scaling.world import draw_world, flat_profile
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
@@ -152,6 +154,29 @@ def test_fits_that_the_runs_do_not_identify_are_refused() -> None:
     assert (
         flat_profile(grid(surface(*HOFFMANN), noise=0.001), fit_parametric(grid(surface(*HOFFMANN), noise=0.001))) == ""
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [  # name, holdout error, whether its expectation is known, flags
+        ([("x", 0.040, True, ()), ("y", 0.045, True, ())], "x"),
+        ([("x", 0.040, False, ()), ("y", 0.043, True, ("one", "two"))], "y"),
+        ([("x", 0.040, False, ()), ("y", 0.045, True, ())], "x"),
+        ([("x", 0.040, True, ("one",)), ("y", 0.043, True, ())], "y"),
+        ([("x", 0.043, True, ()), ("y", 0.040, True, ())], "y"),
+        ([("x", 0.010, True, ("E at its bound",)), ("y", 0.5, False, ("one",))], "y"),
+        ([("x", 0.010, True, ("E at its bound",))], "x"),
+        ([("x", None, False, ("one",)), ("y", None, False, ())], "y"),
+        ([("x", None, False, ()), ("y", 0.9, False, ("one",))], "y"),
+    ],
+)
+def test_errors_that_hardly_differ_do_not_decide_which_approach_is_preferred(rows: list, chosen: str) -> None:
+    results = []
+    for name, error, known, flags in rows:
+        point = HoldoutPoint(2.0, 1.0, 1.0, 1.0, error or 0.0, 1.0, 1.0, 0.0, 0.001 if known else math.nan)
+        holdout = Holdout(() if error is None else (point,))
+        results.append(SimpleNamespace(approach=name, holdout=holdout, flags=flags, budgets=(1.0, 2.0)))
+    assert preferred(results).approach == chosen
 
 
 def test_verdict_names_all_approaches_and_those_apart() -> None:
