@@ -16,7 +16,7 @@ _MANIFEST = "manifest.json"
 
 
 def is_address(folder: str) -> bool:
-    """Whether data.dir names something that fsspec opens (s3://, gs://, file://, ...) instead of a folder."""
+    """Whether data.dir names something in a store (s3://, gs://, file://, ...) instead of a folder."""
     return "://" in folder
 
 
@@ -38,34 +38,56 @@ def local_corpus(folder: str) -> str:
         return folder
     address = folder.rstrip("/")
     try:
-        import fsspec
-
-        fs, path = fsspec.core.url_to_fs(address)
-        manifest: bytes = fs.cat_file(f"{path}/{_MANIFEST}")
+        store, path = _store(address)
     except (ImportError, ValueError) as error:  # fsspec names the package to install
         raise ConfigError(f"data.dir {address}: {' '.join(str(error).split())}") from None
+    try:
+        with store.open_input_file(f"{path}/{_MANIFEST}") as file:
+            manifest: bytes = file.read()
     except Exception as error:  # each kind of storage raises its own
         reason = "there is none" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
         raise ConfigError(f"data.dir {address}: cannot read {_MANIFEST} there ({' '.join(reason.split())})") from None
     root = Path(os.environ.get("SCALEWRIGHT_CACHE") or Path.home() / ".cache" / "scalewright")
     copy = root / hashlib.sha256(address.encode() + b"\0" + manifest).hexdigest()[:20]
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{copy.name}.lock").open("w") as lock:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / f".{copy.name}.lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"SCALEWRIGHT_CACHE {root} cannot be made: {error.strerror}; name a folder of yours"
+        ) from None
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not copy.is_dir():
-            _copy(fs, path, address, copy)
+            _copy(store, path, address, copy)
     return str(copy)
 
 
-def _copy(fs: Any, path: str, address: str, copy: Path) -> None:
+def _store(address: str) -> tuple[Any, str]:
+    """(pyarrow FileSystem, path in it). Arrow opens the usual stores by itself, fsspec others with their packages."""
+    from pyarrow import ArrowInvalid, fs
+
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(address)
+        return found
+    except ArrowInvalid as error:
+        if "Unrecognized filesystem" not in str(error):
+            raise
+    import fsspec
+
+    other, path = fsspec.core.url_to_fs(address)
+    return fs.PyFileSystem(fs.FSSpecHandler(other)), path
+
+
+def _copy(store: Any, path: str, address: str, copy: Path) -> None:
     """All files, to a folder aside that gets its name when it is whole."""
+    from pyarrow import fs
+
     aside = Path(tempfile.mkdtemp(prefix=f".{copy.name}-", dir=copy.parent))
     try:
-        for file in fs.find(path):
-            target = aside / os.path.relpath(file, fs._strip_protocol(path))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fs.get_file(file, str(target))
+        fs.copy_files(path, str(aside), source_filesystem=store, destination_filesystem=fs.LocalFileSystem())
         aside.rename(copy)
     except Exception as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise ConfigError(f"data.dir {address}: the copy to {copy.parent} failed ({error})") from None
+        said = " ".join(str(error).split())
+        raise ConfigError(f"data.dir {address}: the copy to {copy.parent} failed ({said})") from None

@@ -164,7 +164,7 @@ class DataSection:
     """Corpus of the sweep.
 
     Attributes:
-        dir: folder made by `python -m recipes.data prepare`, or its address in a bucket (s3://..., any fsspec scheme),
+        dir: folder made by `python -m recipes.data prepare`, or its address in a bucket (s3://, gs://, ...),
             which every machine copies once.
         sequence_length: T in tokens.
         weights: share of each source, or a rule (lm.data.mix); None takes them in proportion to their tokens.

@@ -1,7 +1,9 @@
 """A tiny prepared corpus and a tiny sweep over it."""
 
 import json
+import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,26 @@ def tiny_sweep(tiny_corpus: Path) -> dict[str, Any]:
         "warmup": {"min_steps": 5},
         "min_steps": 10,
     }
+
+
+@pytest.fixture
+def bucket(tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Address of a bucket with the tiny corpus, in an S3 server of this machine; later processes find it too."""
+    from moto.server import ThreadedMotoServer
+    from pyarrow import fs
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+    }  # fmt: skip
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    store = fs.S3FileSystem(endpoint_override=settings["AWS_ENDPOINT_URL"], allow_bucket_creation=True)
+    store.create_dir("corpora")
+    fs.copy_files(str(tiny_corpus), "corpora/tiny", destination_filesystem=store)
+    yield "s3://corpora/tiny"
+    server.stop()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def only_what_was_sent(names: tuple[str, ...]) -> list[str]:
 
 
 def test_nodes_get_the_code_and_are_asked_before_cells_run(
-    cluster: Any, tiny_sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, cluster: Any, tiny_sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCALEWRIGHT_CACHE", str(tmp_path / "cache"))
     config = parse_config({**tiny_sweep, "mode": "runs", "runs_dir": str(tmp_path / "runs")})
@@ -76,8 +76,7 @@ def test_nodes_get_the_code_and_are_asked_before_cells_run(
         places = ray.get(ray.remote(num_cpus=1)(only_what_was_sent).remote(PACKAGES))
         assert all("runtime_resources" in place for place in places) and len(places) == len(PACKAGES), places
         check_nodes(config, uri)
-        bucket = {**tiny_sweep["data"], "dir": f"file://{tiny_sweep['data']['dir']}"}
-        check_nodes(parse_config({**tiny_sweep, "data": bucket}), uri)
+        check_nodes(parse_config({**tiny_sweep, "data": {**tiny_sweep["data"], "dir": bucket}}), uri)
         # A path that means another place in each process: the driver sees the corpus there, no node does.
         monkeypatch.chdir(Path(tiny_sweep["data"]["dir"]).parent)
         unseen = {**tiny_sweep["data"], "dir": "/proc/self/cwd/out"}
@@ -115,22 +114,48 @@ def test_what_a_node_may_lack(tiny_sweep: dict[str, Any], tmp_path: Path) -> Non
     assert "cannot read the corpus" in look({**needs, "data": "file:///nowhere"})
 
 
+@pytest.mark.parametrize("address", [lambda bucket, data: bucket, lambda bucket, data: f"file://{data}"])
 def test_a_corpus_at_an_address_is_copied_once(
-    tiny_sweep: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: Callable[[str, str], str],
+    bucket: str,
+    tiny_sweep: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SCALEWRIGHT_CACHE", str(tmp_path / "cache"))
     data = tiny_sweep["data"]["dir"]
-    copy = Path(corpus_store.local_corpus(f"file://{data}"))
+    copy = Path(corpus_store.local_corpus(address(bucket, data)))
     files = sorted(path.relative_to(data) for path in Path(data).rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(copy) for path in copy.rglob("*") if path.is_file()) and len(files) > 3
     assert all((copy / name).read_bytes() == Path(data, name).read_bytes() for name in files)
     (copy / "mark").touch()
-    assert corpus_store.local_corpus(f"file://{data}/") == str(copy) and (copy / "mark").exists()
-    assert read_corpus(f"file://{data}") == read_corpus(data)
-    for address, reason in (("file:///nowhere", "there is none"), ("nosuch://x", "nosuch")):
-        with pytest.raises(ConfigError, match=reason) as caught:
+    assert corpus_store.local_corpus(f"{address(bucket, data)}/") == str(copy) and (copy / "mark").exists()
+    assert read_corpus(address(bucket, data)) == read_corpus(data)
+
+
+def test_a_corpus_that_cannot_be_read_is_one_line_and_leaves_nothing(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCALEWRIGHT_CACHE", str(tmp_path / "cache"))
+    wrong = {
+        "file:///nowhere": "there is none", "nosuch://x": "nosuch", bucket + "2": "there is none",
+        "s3://nosuch/x": "there is none", "s3:///x": "Missing bucket name",
+    }  # fmt: skip
+    for address, reason in wrong.items():
+        with pytest.raises(ConfigError, match=f"^data.dir {address}: .*{reason}") as caught:
             corpus_store.local_corpus(address)
         assert "\n" not in str(caught.value)
+    store, path = corpus_store._store(bucket)
+    with store.open_output_stream(f"{path}/{'n' * 300}"):  # a name that no folder here can hold
+        pass
+    with pytest.raises(
+        ConfigError, match=r"^data.dir s3://corpora/tiny: the copy to .*/cache failed \(.*name too long"
+    ):
+        corpus_store.local_corpus(bucket)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    monkeypatch.setenv("SCALEWRIGHT_CACHE", "/proc/none")
+    with pytest.raises(ConfigError, match=r"^SCALEWRIGHT_CACHE /proc/none cannot be made: "):
+        corpus_store.local_corpus(bucket)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
