@@ -18,6 +18,7 @@ from lm.errors import ConfigError
 from lm.model import GQA, Block, Llama
 from lm.rope import rope_table
 
+NO_TOKENS = "a prompt has no tokens: the model predicts what follows something"
 _READ_AT_ONCE = 1024  # positions of a prompt: their mask is [1024, S]
 
 
@@ -132,7 +133,7 @@ def generate(
         ConfigError: a prompt is empty, or max_new_tokens is not positive.
     """
     if not prompts or not all(prompts):
-        raise ConfigError("a prompt has no tokens: the model predicts what follows something")
+        raise ConfigError(NO_TOKENS)
     if max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     device, training = model.embedding.weight.device, model.training

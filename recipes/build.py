@@ -67,6 +67,7 @@ class PretrainCLI(LightningCLI):
         plugins.strategies.register()
         restrict()
         self.newest_of: Path | None = None  # folder of checkpoints whose newest sound one is continued
+        self.known = False  # whether the run was there when this process looked, which was without a lock
         self._config_defaults = config_defaults(args)
         defaults: dict[str, Any] = {
             "default_config_files": [_DEFAULTS],
@@ -120,11 +121,12 @@ class PretrainCLI(LightningCLI):
         if config.tokens > 0:  # no link: a link's source must be known before the config files are read
             set_max_steps(config, steps_for(config.tokens, config.data))
         self._settle_runtime(config)
+        run_dir = Path(config.trainer.default_root_dir)
+        self.known = (run_dir / "config.yaml").exists()
         if not self.config.get("subcommand"):
             return
         if config.trainer.strategy != "single":
             choose_port()
-        run_dir = Path(config.trainer.default_root_dir)
         check_processes(config.trainer)
         if config.get("ckpt_path") is not None:
             self.newest_of = newest_of(config.ckpt_path, run_dir)
@@ -132,7 +134,7 @@ class PretrainCLI(LightningCLI):
                 config.ckpt_path = None  # all ranks choose one together, when they can talk to each other
             if self.newest_of is None or candidates(self.newest_of):
                 config.model.from_hf = None  # the checkpoint replaces those weights; the folder may be gone
-        elif self.config.subcommand == "fit" and not is_child_rank() and (run_dir / "config.yaml").exists():
+        elif self.config.subcommand == "fit" and not is_child_rank() and self.known:
             raise ConfigError(
                 f"{run_dir} already holds a run: continue it with --ckpt_path last, or choose another --name"
             )
@@ -163,6 +165,7 @@ class PretrainCLI(LightningCLI):
         trainer: Any = super().instantiate_trainer(**kwargs)
         trainer.choice = self.choice
         trainer.resume.folder = self.newest_of
+        trainer.known = self.known
         return trainer
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from recipes.card_facts import RunFacts, as_written, read_run, read_values
+from recipes.card_facts import FORECASTS, NUMBER, PLAN, SCORES, RunFacts, check, read_run, read_values
 from recipes.command import command_parser, exit_status
 
 _CONFIG = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "sequence_length", "tie_embeddings")
@@ -57,16 +57,8 @@ def write_card(
     facts = read_run(run)
     data = data_folder(run / "checkpoints" / "x")
     parts = [f"# {facts.name}"]
-    for where, section in (
-        (f"the record of {run}", lambda: _model(facts)),
-        (f"{run}/data.txt or the data's manifest", lambda: _data(run, data)),
-        (f"the record of {run}, spike_guard.json among it,", lambda: _training(facts)),
-        ("--plan", lambda: _plan(facts, plan)),
-        ("--forecasts", lambda: _forecast(facts, forecasts)),
-        ("--scores", lambda: _evaluations(facts, scores)),
-    ):
-        with as_written(where):
-            parts.append(section())
+    parts += [_model(facts), _data(run, data), _training(facts), _plan(facts, plan)]
+    parts += [_forecast(facts, forecasts), _evaluations(facts, scores)]
     parts.append(_LIMITS)
     return "\n\n".join(parts) + "\n"
 
@@ -85,7 +77,10 @@ def _data(run: Path, folder: Path | None) -> str:
 
     text = "## Data"
     if (run / "data.txt").is_file():
-        read = (run / "data.txt").read_text(encoding="utf-8").strip()
+        try:
+            read = (run / "data.txt").read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{run / 'data.txt'} cannot be read: {error}") from None
         text += f"\n\nWhat the run read, by stage and source:\n\n```\n{read}\n```"
     if folder is None or not (folder / "manifest.json").is_file():
         return text + f"\n\nThe data folder ({folder}) is not there any more: licences are not known here."
@@ -93,6 +88,7 @@ def _data(run: Path, folder: Path | None) -> str:
     rows = []
     for name in manifest.source_names:
         train = manifest.split(name, "train")
+        check(f"{folder / 'manifest.json'}", train, {"documents": NUMBER, "tokens": NUMBER, "utf8_bytes": NUMBER})
         licence = manifest.content["sources"][name].get("licence", "not stated")
         rows.append((name, _count(train["documents"]), _count(train["tokens"]), _count(train["utf8_bytes"]), licence))
     return text + "\n\n" + _table(("source", "documents", "train tokens", "bytes", "licence"), rows)
@@ -117,8 +113,7 @@ def _training(facts: RunFacts) -> str:
 
 def _plan(facts: RunFacts, plan: Mapping[str, Any] | None) -> str:
     steps = max((step for step, _ in facts.last.values()), default=0)
-    batch = float(facts.params.get("global_batch_tokens", math.nan))
-    planned_tokens = float(facts.params.get("d_tokens", math.nan))
+    batch, planned_tokens = _number(facts.params.get("global_batch_tokens")), _number(facts.params.get("d_tokens"))
     rows = [
         ("tokens", _count(planned_tokens), _count(min(steps * batch, planned_tokens))),
         ("hours", "not planned", f"{facts.seconds / 3600:.3g}"),
@@ -200,17 +195,22 @@ def _last(facts: RunFacts, key: str, form: str = "{:,.0f}") -> str:
     return form.format(facts.last[key][1]) if key in facts.last else "not measured"
 
 
-def _count(value: Any) -> str:
+def _number(value: Any) -> float:
+    """NaN for what is none."""
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
-        return "not known"
+        return math.nan
+
+
+def _count(value: Any) -> str:
+    number = _number(value)
     return f"{number:,.0f}" if math.isfinite(number) else "not known"
 
 
-def _figure(value: float | None) -> str:
-    """Four digits; JSON has null for what is no number."""
-    return "no number" if value is None else f"{value:.4f}"
+def _figure(value: float | str | None) -> str:
+    """Four digits; JSON has null for what is no number, and a benchmark may have a word of its own."""
+    return "no number" if value is None else f"{value:.4f}" if isinstance(value, int | float) else str(value)
 
 
 def _shown(value: Any) -> str:
@@ -243,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = options.out or options.run / "model_card.md"
         text = write_card(
             options.run,
-            read_values(options.scores, "--scores", ["model"]),
-            read_values(options.plan, "--plan", ["parameters", "time_and_cost", "step"]),
-            read_values(options.forecasts, "--forecasts", ["rows"]),
+            read_values(options.scores, "--scores", ["model"], SCORES),
+            read_values(options.plan, "--plan", list(PLAN), PLAN),
+            read_values(options.forecasts, "--forecasts", list(FORECASTS), FORECASTS),
         )
         try:
             write_bytes(out, text.encode())

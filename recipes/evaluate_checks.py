@@ -88,6 +88,7 @@ def _check_files(options: argparse.Namespace) -> None:
     from lm.evaluation.long_context import check_task
     from lm.evaluation.questions import read_questions
     from lm.evaluation.text import encodable, read_documents
+    from lm.generation import NO_TOKENS
 
     if options.data:
         load_manifest(options.data)
@@ -99,9 +100,7 @@ def _check_files(options: argparse.Namespace) -> None:
         read_questions(path)
     for number, prompt in enumerate(options.prompt or (), 1):
         if not prompt:
-            raise ConfigError(
-                f"--prompt, text {number}: a prompt has no tokens: the model predicts what follows something"
-            )
+            raise ConfigError(f"--prompt, text {number}: {NO_TOKENS}")
         encodable(prompt, f"--prompt, text {number}")
     for task in options.probes or ():
         if task != "all":

@@ -10,9 +10,10 @@ from typing import Any
 
 from lm.config import ModelConfig, model_config_from
 from lm.data.files import write_bytes
+from lm.data.options import whole
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, tokens_for_budget
-from lm.planner.job import MOST, Cluster, Job, check_numbers
+from lm.planner.job import Cluster, Job, check_numbers
 from lm.planner.layout import CHECKPOINTING, STRATEGIES, Layout
 from lm.planner.memory import device_type_of
 from lm.planner.shapes import SHAPES, shape_for
@@ -117,14 +118,10 @@ def _model(values: Any) -> ModelConfig:
     missing = [field.name for field in fields(ModelConfig) if field.default is MISSING and field.name not in rest]
     if missing:
         raise ConfigError(f"model lacks {', '.join(missing)}")
-    for name in ("vocab_size", "d_model", "n_layers", "n_heads"):
+    needed, sizes = ("vocab_size", "d_model", "n_layers", "n_heads"), ("n_kv_heads", "d_ff", "d_head")
+    for name in (*needed, *(size for size in sizes if rest.get(size) is not None)):
         check_numbers("model.", {name: rest[name]}, whole=True)
-    return model_config_from({name: _whole(value) for name, value in rest.items()})
-
-
-def _whole(value: Any) -> Any:
-    """4096 of 4.096e3: YAML reads it as a float, sizes are integers; all else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() and value < MOST else value
+    return model_config_from({name: whole(value) for name, value in rest.items()})
 
 
 def _cluster(values: Any) -> Cluster:

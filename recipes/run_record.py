@@ -35,17 +35,18 @@ class RunRecord(SaveConfigCallback):
         if problem is not None:
             raise ConfigError(problem)
 
-    def _record(self, trainer: Trainer, pl_module: LightningModule) -> str | None:
+    def _record(self, trainer: Any, pl_module: LightningModule) -> str | None:
         """None, or why there can be no record."""
         run_dir = Path(trainer.default_root_dir)
-        resume = (run_dir / "config.yaml").exists()
+        known = trainer.known or run_lock.held(run_dir)  # held: Resume took it, and looked at the run after that
         loggers = [logger for logger in trainer.loggers if isinstance(logger, MLflowLogger)]
         try:
             for logger in loggers:
-                logger.check(resume)  # before config.yaml says that there is a run
+                logger.check(known)  # before there is a folder
             self._lock(run_dir)
-            if not resume and (run_dir / "config.yaml").exists():
-                # Two starts at once: neither saw a run, and this one waited for the other's end to get the lock.
+            resume = (run_dir / "config.yaml").exists()
+            if resume and not known:
+                # Two starts at once: neither saw a run. This one would write over it, and begin it a second time.
                 raise ConfigError(
                     f"another process began the run in {run_dir} at this moment; --ckpt_path auto goes on from it"
                 )
@@ -57,6 +58,7 @@ class RunRecord(SaveConfigCallback):
         for logger in loggers:
             logger.log_params(run_facts(trainer, pl_module))
             logger.log_artifact(run_dir / "config.yaml")
+        trainer.known = True
         return None
 
     def _lock(self, run_dir: Path) -> None:

@@ -38,6 +38,7 @@ class RecipeTrainer(Trainer):
 
     def __init__(self, *, precision: str | None = None, plugins: Any = None, **kwargs: Any) -> None:
         self.choice = ""  # why this precision and compilation, where the recipe chose
+        self.known = False  # whether the run was there when its config was read
         if precision == "fp8":
             from plugins.precision.float8 import Float8
 

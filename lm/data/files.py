@@ -45,14 +45,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def remove_leftovers(folder: Path, name: str = "*") -> None:
-    """Remove what writers of files called `name`, anywhere below the folder, left aside when they were killed.
+def leftovers(folder: Path) -> list[Path]:
+    """What writers of files anywhere below the folder left aside when they were killed, or have not finished yet."""
+    return [path for path in folder.rglob(".*.tmp") if _ASIDE.search(path.name)]
 
-    Whoever calls this holds the lock of the folder: no such writer is at work.
-    """
-    for path in folder.rglob(f".{name}.tmp"):
-        if _ASIDE.search(path.name):
-            path.unlink(missing_ok=True)
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove `leftovers`. Whoever calls this holds the lock of the folder: no such writer is at work."""
+    for path in leftovers(folder):
+        path.unlink(missing_ok=True)
 
 
 def discard(folder: Path, *marks: str) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.best_fit import best_fit, pieces_of
-from lm.data.files import DataError, remove_leftovers, sha256_file, sha256_json, write_bytes
+from lm.data.files import DataError, leftovers, sha256_file, sha256_json, write_bytes
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
 from lm.data.slices import Slice, base_of, parse_slice
@@ -83,7 +83,12 @@ class PackedStream:
         self._stream = TokenStream(manifest, part.source, split)
         rows = manifest.split(part.source, split)["shards"]
         folder = manifest.folder / part.source / split
-        self._shards = [_open_or_make(folder, row, part, sequence_length) for row in rows]
+        paths = [_path_of(folder, row, part, sequence_length) for row in rows]
+        aside = [] if all(path.is_file() for path in paths) else leftovers(folder)
+        self._shards = [
+            _open_or_make(path, folder / row["file"], row["ends_sha256"], part, sequence_length, aside)
+            for path, row in zip(paths, rows, strict=True)
+        ]
         windows = [shard.counts.windows for shard in self._shards]
         self._first_window = np.concatenate([[0], np.cumsum(windows)]).astype(np.int64)
         self._shard_start = [start for start, _ in self._stream.shard_ends()]
@@ -149,17 +154,28 @@ def _is_known(name: str, sources: Iterable[str]) -> bool:
     return (name if part is None else part.source) in sources
 
 
-def _open_or_make(folder: Path, row: dict[str, Any], part: Slice, sequence_length: int) -> _Index:
+def _path_of(folder: Path, row: dict[str, Any], part: Slice, sequence_length: int) -> Path:
     content = [VERSION, row["sha256"], row["ends_sha256"], part.at_least, part.below, sequence_length]
-    shard = folder / row["file"]
-    path = shard.with_suffix(f".packed-{sequence_length}-{sha256_json(content)[:16]}")
+    return (folder / row["file"]).with_suffix(f".packed-{sequence_length}-{sha256_json(content)[:16]}")
+
+
+def _open_or_make(
+    path: Path, shard: Path, ends_sha256: str, part: Slice, sequence_length: int, aside: list[Path]
+) -> _Index:
+    """The index of a shard at `path`.
+
+    Args:
+        aside: half-written files of the folder; those of this index that are still there once its lock is held are
+            of writers that were killed.
+    """
     if not path.is_file():
         try:
             with _one_at_a_time(path) as alone:
                 if not path.is_file():  # another process may have made it meanwhile
-                    if alone:
-                        remove_leftovers(folder, f"{path.name}.*")
-                    ends = _ends_of(shard, row["ends_sha256"])
+                    for left in aside if alone else []:
+                        if left.name.startswith(f".{path.name}."):
+                            left.unlink(missing_ok=True)
+                    ends = _ends_of(shard, ends_sha256)
                     write_bytes(path, _index_of(ends, part, sequence_length).astype(_DTYPE).tobytes())
         except OSError as error:
             raise DataError(

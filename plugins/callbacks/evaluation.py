@@ -22,6 +22,8 @@ from lm.evaluation.text import BATCH_TOKENS, Scorer, read_documents, score_file
 from lm.loss import IGNORE
 from plugins.callbacks.samples import continuations, due, evaluating
 
+_HEAD = 10_000  # characters; one token for so many is none that a tokenizer has
+
 
 class Evaluation(Callback):
     """Records how texts, questions and probes score, in the middle of the run.
@@ -87,7 +89,9 @@ class Evaluation(Callback):
         self._questions = {path.stem: read_questions(path) for path in self.question_files}
         for path in self.texts:
             texts = read_documents(path)
-            if not any(len(self._tokenizer.encode(text, add_special_tokens=False).ids) > 1 for text in texts):
+            # A beginning is enough to tell, and a book takes a while.
+            heads = (text[:_HEAD] for text in texts)
+            if not any(len(self._tokenizer.encode(head, add_special_tokens=False).ids) > 1 for head in heads):
                 raise ConfigError(f"evaluation: {path} has no document of two tokens or more")
         if self.probes:
             self._read_filler(trainer.datamodule)

@@ -88,12 +88,16 @@ class Resume(Callback):
     def _leave_branch(self, trainer: Trainer) -> None:
         """On rank 0: what the run's folder and its loggers hold of later steps does not count any more."""
         step = trainer.global_step
-        moved = branch.give_way(SavingCallback.folder(trainer), step)
-        for path in moved:
+
+        def forget() -> None:
+            for logger in trainer.loggers:
+                if hasattr(logger, "rewind"):
+                    logger.rewind(step)
+                    logger.save()
+            roll_backs.forget(trainer)
+
+        for path in branch.leave(SavingCallback.folder(trainer), step, forget):
             tell(trainer, f"warning: this run begins at step {step}; a later checkpoint is renamed to {path}")
-        for logger in trainer.loggers if moved else []:
-            if hasattr(logger, "rewind"):
-                logger.rewind(step)
 
     # The validation that is missing ---------------------------------------------------------------------------------
 

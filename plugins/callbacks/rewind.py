@@ -13,6 +13,7 @@ from typing import Any
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from plugins.callbacks import branch
 from plugins.strategies import checkpoint, collectives
 from plugins.strategies.checkpoint import CheckpointError
 
@@ -94,16 +95,13 @@ def _complete(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def remove_after(folder: Path, step: int) -> list[Path]:
-    """Remove the checkpoints of later steps, the newest first, and return them: a branch that is given up. Collective.
+def remove_after(folder: Path, step: int) -> None:
+    """On rank 0, remove the checkpoints of later steps, the newest first: a branch that is given up.
 
     A kill in between leaves a run that goes on with the oldest of them, comes to the same strikes and is here again.
     """
-    given_up = [path for at, path in complete_checkpoints(folder) if at > step]
-    if collectives.rank() == 0:
-        for path in given_up:
-            try:
-                checkpoint.remove(path)
-            except OSError as error:
-                rank_zero_warn(f"spike guard: cannot remove {path} of a branch that was given up: {error.strerror}")
-    return given_up
+    for path in branch.after(folder, step) if collectives.rank() == 0 else []:
+        try:
+            checkpoint.remove(path)
+        except OSError as error:
+            rank_zero_warn(f"spike guard: cannot remove {path} of a branch that was given up: {error.strerror}")

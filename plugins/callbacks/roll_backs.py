@@ -119,6 +119,22 @@ def keep_dropped(trainer: Any) -> None:
         rewind.reload_data(trainer)
 
 
+def forget(trainer: Any) -> None:
+    """On rank 0, for a run that was started from a checkpoint that was not its newest: the roll-backs that happened
+    after it was written, with what they dropped, are of the branch that is left."""
+    run_dir, step = Path(trainer.default_root_dir), trainer.global_step
+    found = read(run_dir)
+    if found is None or not hasattr(trainer.datamodule, "rolled_back"):
+        return
+    # A roll-back removes what is newer than where it leads, so a checkpoint from behind that place was written later.
+    own = origin(trainer).absolute() == run_dir.absolute()
+    known = max((i + 1 for i, back in enumerate(found[0]) if own and back.to_step < step), default=0)
+    kept, skipped = found[0][:known], trainer.datamodule.order.skipped
+    if len(kept) < len(found[0]):
+        write(run_dir, kept, skipped)
+        tag(trainer, kept, skipped)
+
+
 def as_text(skipped: Ranges, roll_backs: list[RollBack]) -> str:
     """The dropped ranges of k and the roll-backs in a line that fits a tag."""
     ranges = " ".join(f"[{start}, {stop})" for start, stop in skipped)
@@ -126,8 +142,10 @@ def as_text(skipped: Ranges, roll_backs: list[RollBack]) -> str:
     return f"samples {ranges}; steps {steps}"[:_MOST_TAG]
 
 
-def tag(trainer: Any, tags: dict[str, str]) -> None:
-    """Set tags of the MLflow run on rank 0; where that fails it costs a warning, and the next start sets them again."""
+def tag(trainer: Any, roll_backs: list[RollBack], skipped: Ranges) -> None:
+    """Tag the MLflow run on rank 0; where that fails it costs a warning, and the next start does it again."""
+    text = as_text(skipped, roll_backs)
+    tags = {"spike_guard.roll_backs": str(len(roll_backs)), "spike_guard.dropped": text}
     for logger in trainer.loggers if trainer.is_global_zero else []:
         try:
             _set_tags(logger, tags)

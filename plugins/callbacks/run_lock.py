@@ -20,7 +20,7 @@ def hold(run_dir: Path) -> str | None:
         None, or one line that says why not: another process trains there, and still does after WAIT_SECONDS.
     """
     run_dir = run_dir.absolute()
-    if run_dir in _held:
+    if held(run_dir):
         return None
     deadline = time.monotonic() + WAIT_SECONDS
     try:
@@ -41,6 +41,11 @@ def hold(run_dir: Path) -> str | None:
             pass
         _held[run_dir] = file
         return None
+
+
+def held(run_dir: Path) -> bool:
+    """Whether this process is the one that trains there."""
+    return run_dir.absolute() in _held
 
 
 def release(run_dir: Path) -> None:

@@ -224,11 +224,7 @@ class SpikeGuard(Callback):
         for logger in trainer.loggers if trainer.is_global_zero else []:
             if hasattr(logger, "rewind"):
                 logger.rewind(to_step)
-        self._tag(trainer)
-
-    def _tag(self, trainer: Any) -> None:
-        text = roll_backs.as_text(trainer.datamodule.order.skipped, self.roll_backs)
-        roll_backs.tag(trainer, {"spike_guard.roll_backs": str(len(self.roll_backs)), "spike_guard.dropped": text})
+        roll_backs.tag(trainer, self.roll_backs, trainer.datamodule.order.skipped)
 
     def _stop(self, trainer: Any) -> None:
         """End the run with what is known; `--ckpt_path last` then means a state before the strikes."""
@@ -271,7 +267,7 @@ class SpikeGuard(Callback):
             trainer.datamodule.rolled_back(skipped)
             rewind.reload_data(trainer)
         if self.roll_backs:
-            self._tag(trainer)
+            roll_backs.tag(trainer, self.roll_backs, trainer.datamodule.order.skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values: a run that continues with them decides the same as one that was never stopped."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plugins.callbacks import run_lock
+import pytest
+
+from plugins.callbacks import branch, run_lock
 from plugins.strategies import checkpoint
 from tests.continuity.launch import Job, Tracer, fit_arguments, histories
 
@@ -41,6 +43,26 @@ def test_back_to_an_older_checkpoint_of_the_same_run(folder: Path) -> None:
     assert cooldown.join() == [2]
     assert "nothing is left to train; raise tokens" in cooldown.output()
     assert not (folder / "runs" / "none-left").exists()
+
+
+def test_a_kill_before_the_old_branch_is_forgotten_is_made_good_by_the_next_start(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        (tmp_path / f"step-{step:08d}").mkdir()
+    forgotten: list[int] = []
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        branch.leave(tmp_path, 2, killed)
+    assert checkpoint.candidates(tmp_path) == [tmp_path / "step-00000002"]
+    assert branch.leave(tmp_path, 2, lambda: forgotten.append(2)) == [] and forgotten == [2]
+    assert branch.leave(tmp_path, 2, lambda: forgotten.append(2)) == [] and forgotten == [2]  # once
+
+    # Killed earlier, while the newest one has its name: the branch is not left, and a start goes on with it.
+    (tmp_path / branch.MARK).write_text("2")
+    assert branch.leave(tmp_path, 8, lambda: forgotten.append(8)) == [] and forgotten == [2]
+    assert branch.leave(tmp_path, 2, lambda: forgotten.append(2)) == [] and forgotten == [2]
 
 
 class Another:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from plugins.callbacks import run_lock
+from recipes.run_record import RunRecord
 from tests.continuity.launch import Job, fit_arguments, write_experiment
 
 HOLD = """
@@ -51,3 +54,19 @@ def test_a_run_that_is_being_trained_is_left_alone(tmp_path: Path) -> None:
         assert (run / "metrics.jsonl").read_bytes() == journal
     finally:
         run_lock.release(run)
+
+
+def test_a_run_that_began_since_it_was_looked_for_is_not_begun_again(tmp_path: Path) -> None:
+    """Whether the first process writes its config before the second asks for the lock, or while that one waits."""
+    parser: Any = SimpleNamespace(dump=lambda config, skip_none: config)
+    trainer = SimpleNamespace(default_root_dir=str(tmp_path), loggers=[], known=False)
+    (tmp_path / "config.yaml").write_text("of the first")
+    try:
+        problem = RunRecord(parser, "of the second")._record(trainer, None)  # type: ignore[arg-type]
+        assert problem is not None and f"another process began the run in {tmp_path} at this moment" in problem
+        assert (tmp_path / "config.yaml").read_text() == "of the first"
+        trainer.known = True  # a start that goes on from it
+        assert RunRecord(parser, "of the second")._record(trainer, None) is None  # type: ignore[arg-type]
+        assert (tmp_path / "config.yaml").read_text() == "of the second"
+    finally:
+        run_lock.release(tmp_path)

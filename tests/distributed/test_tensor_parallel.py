@@ -106,11 +106,11 @@ class Recorded(LlamaModule):
 
 
 def recipe_run(folder: Path, layout: Layout) -> list[dict[str, float]]:
-    """The recipe's own module, data and throughput, with a validation at the end."""
+    """The recipe's own module, data and throughput, with accumulation and a validation at the end."""
     options = {"log_every_n_steps": 1, "use_distributed_sampler": False, "num_sanity_val_steps": 0}
     trainer = build_trainer(layout, 4, accumulate=1, callbacks=[Throughput()], **options)
-    data = TokenDataModule(str(folder / "data"), 32, 128, validation_windows=3)
-    module = Recorded(dataclasses.replace(CONFIG, vocab_size=300), z_loss=1e-3)
+    data = TokenDataModule(str(folder / "data"), 32, 128, micro_batch_size=1, validation_windows=3)
+    module = Recorded(dataclasses.replace(CONFIG, vocab_size=300, qk_norm=True), z_loss=1e-3)
     module.rows = []
     trainer.fit(module, datamodule=data)
     return module.rows

@@ -13,10 +13,11 @@ from lightning.pytorch import Callback
 from lm.data.order import Stage
 from lm.errors import ConfigError, RunStopped
 from plugins.callbacks import roll_backs
+from plugins.callbacks.resume import Resume
 from plugins.callbacks.roll_backs import FILE
 from plugins.callbacks.spike_guard import SpikeGuard
 from plugins.strategies.checkpoint import latest
-from tests.plugins.guard_runs import LENGTH, SAMPLES, Curve, Inject, make_folder, random_tokens, run, samples
+from tests.plugins.guard_runs import LENGTH, SAMPLES, Curve, Inject, build, make_folder, random_tokens, run, samples
 
 STEPS = 60
 POISON = samples(34, 4)  # what the steps from 34 on read, while nothing is dropped
@@ -268,6 +269,14 @@ def test_a_checkpoint_of_an_abandoned_branch_is_gone_or_refused(folder, tmp_path
     assert names == ["step-00000020", "step-00000030", "step-00000038"]
     with pytest.raises(ConfigError, match="step 36 belongs to a branch that the spike guard gave up"):
         run(folder, tmp_path, 50, guard(), ckpt_path=tmp_path / "kept")
+
+    # One who goes back by hand leaves the branch of the roll-back, and with it what the roll-back dropped.
+    watch = guard()
+    trainer, module, data = build(folder, tmp_path, 32, watch)
+    trainer.callbacks.insert(0, Resume(trainer))  # type: ignore[attr-defined]
+    trainer.fit(module, datamodule=data, ckpt_path=tmp_path / "checkpoints" / "step-00000030")
+    assert watch.roll_backs == [] and data.skipped == []
+    assert json.loads((tmp_path / FILE).read_text()) == {"roll_backs": [], "skipped": []}
 
 
 def test_a_wrong_setting_is_one_line() -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from lm.data.synthetic import write_folder
 from plugins.loggers.journal import FILE, Journal
+from recipes import card as card_module
 from recipes.card import main
+from recipes.card_facts import RunFacts
 
 HOUR_MS = 3_600_000
 
@@ -100,7 +102,9 @@ def test_with_what_other_commands_wrote(run: Path, tmp_path: Path) -> None:
     assert "| tokens per second | 1,500 | 1,234 |" in text
 
 
-def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "list.json").write_text("[]")
     for arguments, message in (
         (["--run", str(tmp_path)], "has no config.yaml"),
@@ -133,5 +137,12 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.Capture
         assert error.startswith("error: ") and name.split(".")[0] in error and error.count("\n") == 1
         (run / name).write_bytes(before)
     assert not (run / "model_card.md").exists()
+
+    def own_mistake(facts: RunFacts) -> str:
+        return "lr " + facts.params["lr"]
+
+    with monkeypatch.context() as patched, pytest.raises(TypeError):  # is no fault of the files
+        patched.setattr(card_module, "_model", own_mistake)
+        main(["--run", str(run)])
     (run / FILE).unlink()
     assert main(["--run", str(run)]) == 2 and "kept no record" in capsys.readouterr().err

@@ -228,6 +228,7 @@ def test_strategies_in_the_words_of_the_trainer(layout: Layout, expected: Any) -
 
 NONSENSE = [
     ({"model.n_layers": 0}, "model.n_layers must be a whole number above 0, got 0"),
+    ({"model.d_ff": 1e300}, "model.d_ff must be a whole number above 0 and at most 1e+15"),
     ({"model.d_model": 65}, "model.d_model 65 does not divide by n_heads 4"),
     ({"model.n_kv_heads": 3}, "model.n_heads 4 does not divide by n_kv_heads 3"),
     ({"model": {"shape": "llama_9"}}, "model.shape 'llama_9' is unknown; take one of llama_2_7b"),
