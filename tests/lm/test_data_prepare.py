@@ -116,7 +116,7 @@ def test_reuse_overwrite_and_foreign_folders(files, tmp_path, monkeypatch) -> No
         assert prepare(config_of(files), out, log=lines.append).vocab_size == 320 and lines[1:] == lines[:1]
         with pytest.raises(DataError, match="prepared from another config"):
             prepare(config_of(files, vocab_size=300), out)
-        with pytest.raises(DataError, match="cannot write below .*: Read-only file system; choose another --out"):
+        with pytest.raises(DataError, match=r"cannot write below .*: Read-only file system; choose another --out"):
             prepare(config_of(files, vocab_size=300), out, overwrite=True)
 
     with pytest.raises(DataError, match=r"prepared from another config .* pass --overwrite .* or choose another --out"):
