@@ -229,9 +229,7 @@ def test_extract_takes_the_article_of_a_page(outcomes) -> None:
     assert "harbour was quiet" in text and "Home About" not in text and "var x" not in text and "<p>" not in text
     assert GERMAN in (found[1].text or b"").decode()
     assert reasons(found[2:]) == ["no main text", "no main text"]
-    served = (
-        "RFC 1\n\n  #include <stdio.h>\n  if a < b: mail <a@b.org>\n"  # text/plain of a crawl has no markup to find
-    )
+    served = "RFC 1\n\n  #include <stdio.h>\n  if a < b: mail <a@b.org>\n"  # as text/plain
     wide = Item("<html><body><p>x</p></body></html>".encode("utf-16"))
     found = outcomes("extract", [served, "<!DOCTYPE html><br>", "a<br/>b", wide])
     assert found[0] == Kept() and not any(isinstance(one, Kept) and one.text is None for one in found[1:])

@@ -23,7 +23,7 @@ def is_plain(page: bytes) -> bool:
 
 
 def extract(options: dict[str, Any]) -> DocumentRule:
-    """HTML as it was served -> text; the encoding is found by trafilatura. Plain text stays. Must be the first stage."""
+    """HTML as it was served -> text, its encoding found by trafilatura; plain text stays. Must be the first stage."""
     try:
         import trafilatura
     except ImportError:
