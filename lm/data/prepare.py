@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from lm.data.executor import Executor, Serial
@@ -41,20 +42,19 @@ def prepare(
     identity = sha256_json(config.identity())
     hidden = {name: out.parent / f".{out.name}.{name}" for name in ("lock", "partial", "old", "stages")}
     busy = f"another prepare is writing {out}; wait for it or choose another --out"
-    with disk_errors(out.parent), exclusive(hidden["lock"], busy):
-        _after_a_kill(out, hidden)
-        if out.exists() and any(out.iterdir()):
-            found = _made_from(out)
-            if found == identity:
-                manifest = _reusable(out, overwrite)
-                if manifest is not None:
-                    log(f"{out} is up to date (same config): nothing to do")
-                    return manifest
-            elif not overwrite:
-                raise DataError(
-                    f"{out} was prepared from another config or other text; pass --overwrite to replace it or choose"
-                    " another --out"
-                )
+    with disk_errors(out.parent), ExitStack() as held:
+        unwritable: OSError | None = None
+        try:
+            held.enter_context(exclusive(hidden["lock"], busy))
+            _after_a_kill(out, hidden)
+        except OSError as error:
+            unwritable = error  # of no matter where nothing is to be written
+        made = _up_to_date(out, identity, overwrite)
+        if made is not None:
+            log(f"{out} is up to date (same config): nothing to do")
+            return made
+        if unwritable is not None:
+            raise unwritable
         Preparation(config, identity, hidden["partial"], hidden["stages"], log, executor or Serial()).run()
         _swap(hidden["partial"], out, hidden["old"])
     log(f"wrote {out}")
@@ -95,13 +95,26 @@ def _made_from(out: Path) -> str | None:
     return str(content.get("config_sha256")) if isinstance(content, dict) else None
 
 
-def _reusable(out: Path, overwrite: bool) -> Manifest | None:
-    try:
-        return load_manifest(out)
-    except DataError:
-        if not overwrite:
-            raise
+def _up_to_date(out: Path, identity: str, overwrite: bool) -> Manifest | None:
+    """The output, if it was made from this config; None: there is none, or one to replace.
+
+    Raises:
+        DataError: one that must not be replaced.
+    """
+    if not out.exists() or not any(out.iterdir()):
         return None
+    if _made_from(out) == identity:
+        try:
+            return load_manifest(out)
+        except DataError:
+            if not overwrite:
+                raise
+    elif not overwrite:
+        raise DataError(
+            f"{out} was prepared from another config or other text; pass --overwrite to replace it or choose another"
+            " --out"
+        )
+    return None
 
 
 def _after_a_kill(out: Path, hidden: Mapping[str, Path]) -> None:

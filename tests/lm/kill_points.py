@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lm.data.pipeline import funnel_plot
 from lm.data.pipeline.stage import StageSpec
 from lm.data.prepare import PrepareConfig, prepare
 from tests.lm.test_data_prepare import config_of, contents
@@ -29,6 +30,20 @@ def staged(files: Path) -> PrepareConfig:
     first = replace(config.sources[0], stages=tuple(map(StageSpec, kinds)))
     shared = (StageSpec("exact_documents"), StageSpec("exact_paragraphs"))
     return replace(config, sources=(first, *config.sources[1:]), stages=shared)
+
+
+def draw_once() -> None:
+    """The same funnel is drawn once, then copied: drawing would be most of every child's time."""
+    draw, drawn = funnel_plot.plot_funnel, dict[str, bytes]()
+
+    def plot_funnel(rows: dict[str, Any], path: Path) -> None:
+        if (key := json.dumps(rows)) in drawn:
+            path.write_bytes(drawn[key])
+        else:
+            draw(rows, path)
+            drawn[key] = path.read_bytes()
+
+    funnel_plot.plot_funnel = plot_funnel
 
 
 def in_a_child(config: PrepareConfig, out: Path, die_at: int, total: Path | None = None) -> int:
@@ -73,6 +88,7 @@ def around(out: Path) -> list[str]:
 
 def main(files: Path, out: Path, kills: int) -> None:
     """One line of JSON an attempt; the first is not killed."""
+    draw_once()
     config, former = staged(files), config_of(files, vocab_size=300)
     prepare(config, files / "imports-everything")
     prepare(former, files / "former")

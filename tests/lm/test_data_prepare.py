@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lm.data import prepare as prepare_module
 from lm.data import stages
 from lm.data.files import DataError, sha256_file
 from lm.data.prepare import PrepareConfig, prepare
@@ -95,13 +98,26 @@ def test_tokenizer_sees_the_train_split_only(files, tmp_path, monkeypatch) -> No
     assert 6_000 < sum(len(text.encode()) for text in seen) <= 12_000
 
 
-def test_reuse_overwrite_and_foreign_folders(files, tmp_path) -> None:
+def test_reuse_overwrite_and_foreign_folders(files, tmp_path, monkeypatch) -> None:
     out, lines = tmp_path / "out", []
     prepare(config_of(files), out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     prepare(config_of(files), out, log=lines.append)
     assert lines == [f"{out} is up to date (same config): nothing to do"]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+    @contextmanager
+    def read_only(path: Path, busy: str) -> Iterator[None]:  # a real one would not stop a test that root runs
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_module, "exclusive", read_only)
+        assert prepare(config_of(files), out, log=lines.append).vocab_size == 320 and lines[1:] == lines[:1]
+        with pytest.raises(DataError, match="prepared from another config"):
+            prepare(config_of(files, vocab_size=300), out)
+        with pytest.raises(DataError, match=r"cannot write below .*: Read-only file system; choose another --out"):
+            prepare(config_of(files, vocab_size=300), out, overwrite=True)
 
     with pytest.raises(DataError, match=r"prepared from another config .* pass --overwrite .* or choose another --out"):
         prepare(config_of(files, vocab_size=300), out)

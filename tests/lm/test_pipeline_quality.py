@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lm.data.files import DataError, sha256_file
+from lm.data.pipeline import quality
 from lm.data.pipeline.kinds import KINDS, prune_built
 from lm.data.pipeline.quality import labelled_texts, model_name, plain_line, train_model
 from lm.data.pipeline.run import Pipeline
@@ -106,11 +107,16 @@ def test_a_training_that_was_cut_off_is_done_again(labelled, tmp_path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.bin", "report.json"]
 
 
-def test_a_given_model_and_what_is_not_used_is_removed(labelled, tmp_path) -> None:
+def test_a_given_model_and_what_is_not_used_is_removed(labelled, tmp_path, monkeypatch) -> None:
     filled = options(**labelled)
     folder = tmp_path / "cache" / ".built" / model_name(filled)
     train_model(filled, folder, print)
     (tmp_path / "given.bin").write_bytes((folder / "model.bin").read_bytes())
+    both = filled, options(model=str(tmp_path / "given.bin"))
+    trained, scored = map(KINDS["quality"].key, both)
+    with monkeypatch.context() as patched:  # other lines to train on are none of a given model's
+        patched.setattr(quality, "VERSION", quality.VERSION + 1)
+        assert KINDS["quality"].key(both[0]) != trained and KINDS["quality"].key(both[1]) == scored
     prune_built(tmp_path / "cache", [StageSpec("quality", labelled)])
     assert folder.is_dir()
     given = StageSpec("quality", {"model": str(tmp_path / "given.bin"), "label": "negative"})

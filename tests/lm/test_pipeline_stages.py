@@ -171,17 +171,33 @@ def test_blocklists(outcomes, tmp_path) -> None:
     texts = ["A BAD day.", "badminton and a bad-ly set table", "a very, rude\nthing", "fine"]
     assert reasons(outcomes("blocked_words", texts, files=files)) == [*["words of the list"] * 3, None]
     assert reasons(outcomes("blocked_words", ["bad " + "word " * 99], files=files, max_fraction=0.02)) == [None]
-    (tmp_path / "urls.txt").write_text("Spam.example\nhttps://www.mixed.org/adult/\n")
+    texts = ["bad", "bad bad bad", "bad bad " + "word " * 99]
+    assert reasons(outcomes("blocked_words", texts, files=files, max_count=2)) == [None, "words of the list", None]
+    both = outcomes("blocked_words", texts, files=files, max_count=2, max_fraction=0.02)
+    assert reasons(both) == [*["words of the list"] * 2, None]
+    (tmp_path / "urls.txt").write_text("Spam.example\nhttps://www.mixed.org/adult/\nhttps://www.whole.net\nroot.net/\n")
     urls = [
         "https://a.spam.example/x",
         "http://notspam.example",
         "https://mixed.org/adult/1",
         "https://mixed.org/",
         None,
+        "https://whole.net/x",
+        "https://a.whole.net",
+        "https://whole.network",
+        "http://root.net",
     ]
     items = [Item(b"x", url) for url in urls]
     found = reasons(outcomes("blocked_urls", items, files=[str(tmp_path / "urls.txt")]))
-    assert found == ["domain of the list", None, "address of the list", None, None]
+    assert found == [
+        "domain of the list",
+        None,
+        "address of the list",
+        *[None] * 2,
+        *["domain of the list"] * 2,
+        None,
+        "address of the list",
+    ]
     with pytest.raises(DataError, match=r"stage blocked_words: cannot read .*absent\.txt"):
         outcomes("blocked_words", ["x"], files=str(tmp_path / "absent.txt"))
 
@@ -213,6 +229,10 @@ def test_extract_takes_the_article_of_a_page(outcomes) -> None:
     assert "harbour was quiet" in text and "Home About" not in text and "var x" not in text and "<p>" not in text
     assert GERMAN in (found[1].text or b"").decode()
     assert reasons(found[2:]) == ["no main text", "no main text"]
+    served = "RFC 1\n\n  #include <stdio.h>\n  if a < b: mail <a@b.org>\n"  # as text/plain
+    wide = Item("<html><body><p>x</p></body></html>".encode("utf-16"))
+    found = outcomes("extract", [served, "<!DOCTYPE html><br>", "a<br/>b", wide])
+    assert found[0] == Kept() and not any(isinstance(one, Kept) and one.text is None for one in found[1:])
     assert reasons(outcomes("extract", [page], max_bytes=100)) == ["page too large"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from urllib.parse import urlsplit
 
 from lm.data.files import DataError, sha256_file
 from lm.data.pipeline.stage import (
-    FRACTION,
     REQUIRED,
     DocumentRule,
     Dropped,
@@ -50,9 +50,14 @@ def file_hashes(options: dict[str, Any]) -> list[str]:
 
 
 def blocked_words(options: dict[str, Any]) -> DocumentRule:
-    """Drop a document with more than `max_count` words or phrases of the list, or more than `max_fraction` of words."""
+    """Drop a document with more than `max_count` words or phrases of the list, or more than `max_fraction` of words.
+
+    The one that is not set is no limit; with neither, one word is too many.
+    """
     kind = "blocked_words"
-    most, fraction = options["max_count"], options["max_fraction"]
+    count, fraction = options["max_count"], options["max_fraction"]
+    most = math.inf if count is None else count
+    share = float(count is not None) if fraction is None else fraction
     # As words, not as letters: a short word of the list is part of many harmless ones.
     phrases = sorted(
         {" ".join(words(entry)) for entry in entries(kind, options)} - {""}, key=lambda one: (-len(one), one)
@@ -62,7 +67,7 @@ def blocked_words(options: dict[str, Any]) -> DocumentRule:
     def rule(item: Item) -> Outcome:
         found = words(item.string)
         hits = pattern.findall(" ".join(found))
-        if len(hits) > most or len(hits) > fraction * max(1, len(found)):
+        if len(hits) > most or len(hits) > share * max(1, len(found)):
             return Dropped(
                 "words of the list", f"{len(hits)} of {len(found)} words: {', '.join(sorted(set(hits))[:5])}"
             )
@@ -73,9 +78,9 @@ def blocked_words(options: dict[str, Any]) -> DocumentRule:
 
 def blocked_urls(options: dict[str, Any]) -> DocumentRule:
     """Drop a document by its address: a domain of the list with all below it, or a part of an address (with a /)."""
-    listed = entries("blocked_urls", options)
-    domains = {entry.removeprefix("www.") for entry in listed if "/" not in entry}
-    prefixes = tuple(re.sub(r"^https?://(www\.)?", "", entry) for entry in listed if "/" in entry)
+    listed = [re.sub(r"^(https?://)?(www\.)?", "", entry) for entry in entries("blocked_urls", options)]
+    domains = {entry for entry in listed if "/" not in entry}  # https://example.com is one too
+    prefixes = tuple(entry for entry in listed if "/" in entry)
     missing = options["missing"]
 
     def rule(item: Item) -> Outcome:
@@ -90,7 +95,7 @@ def blocked_urls(options: dict[str, Any]) -> DocumentRule:
         for start in range(len(labels)):
             if ".".join(labels[start:]) in domains:
                 return Dropped("domain of the list", item.url)
-        if prefixes and f"{host}{parts.path}".lower().startswith(prefixes):
+        if prefixes and f"{host}{parts.path or '/'}".lower().startswith(prefixes):
             return Dropped("address of the list", item.url)
         return Kept()
 
@@ -100,15 +105,16 @@ def blocked_urls(options: dict[str, Any]) -> DocumentRule:
 KINDS = {
     "blocked_words": StageKind(
         PerDocument(blocked_words),
-        {"files": REQUIRED, "max_count": 1e9, "max_fraction": 0.0},
-        {"max_count": Range(0, 1e9), "max_fraction": FRACTION},
+        {"files": REQUIRED, "max_count": None, "max_fraction": None},
+        {"max_count": Range(0, 1e9, off=True), "max_fraction": Range(0, 1, off=True)},
         identity=file_hashes,
-        version=2,
+        version=3,
     ),
     "blocked_urls": StageKind(
         PerDocument(blocked_urls),
         {"files": REQUIRED, "missing": "keep"},
         {"missing": ("keep", "drop")},
         identity=file_hashes,
+        version=2,
     ),
 }

@@ -33,7 +33,7 @@ from lm.data.pipeline.stage import (
 from lm.data.pipeline.store import Item
 from lm.data.words import MARKS, spaced_letters
 
-VERSION = 2  # of what decides a trained model, besides its inputs and options
+VERSION = 2  # of what decides a trained model and its scores, besides its inputs and options
 POSITIVE, NEGATIVE = "positive", "negative"
 HELD_OUT = 0.1  # share of the labelled texts that is not trained on
 _CHARACTERS = 20_000  # of a text, here as in training
@@ -103,6 +103,12 @@ def model_inputs(options: dict[str, Any]) -> Any:
     if not path.is_file():
         raise DataError(f"stage quality: the model {path} does not exist")
     return sha256_file(path)
+
+
+def stage_inputs(options: dict[str, Any]) -> Any:
+    """What decides the scores besides the options: a given model sees texts as they are, one of ours its own lines."""
+    inputs = model_inputs(options)
+    return inputs if options["model"] is not None else [VERSION, inputs]
 
 
 def model_name(options: dict[str, Any]) -> str | None:
@@ -247,9 +253,8 @@ KINDS = {
             "min_count": Range(1, 1e9, True),
             "seed": Range(0, 2**31 - 1, True),
         },
-        identity=model_inputs,
+        identity=stage_inputs,
         packages=("fasttext-wheel",),
-        version=2,
         build=Build(model_name, train_model),
     )
 }  # fmt: skip
