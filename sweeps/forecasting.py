@@ -34,9 +34,11 @@ class Forecast:
         model: the planned shape; None when no candidates were given (then N and D are the optimum's).
         n_params, d_tokens, c_flops: of the planned run, under the conventions named.
         loss, loss_lo, loss_hi: predicted at (n_params, d_tokens), nats per token, 95%.
-        holdout_err: relative error taken into the interval.
+        holdout_err: relative error that those on held-out budgets make one expect there.
         flags: what to know before trusting it.
         mlflow_run_id: where it is written down; empty before.
+        widened: half-width, relative to the loss, that the held-out errors added: what noise and known bias do not
+            explain of them, twice. NaN in forecasts of earlier versions.
     """
 
     forecast_id: str
@@ -56,6 +58,7 @@ class Forecast:
     n_convention: str
     flags: tuple[str, ...] = ()
     mlflow_run_id: str = ""
+    widened: float = math.nan
 
     def text(self) -> str:
         """A few lines for people."""
@@ -66,9 +69,19 @@ class Forecast:
             f"  optimum: N* {quantity(self.n_opt)} parameters, D* {quantity(self.d_opt)} tokens",
             f"  planned: N {quantity(self.n_params)}, D {quantity(self.d_tokens)}, {self.c_flops:.4g} FLOPs{at}",
             f"  loss {self.loss:.3f} nats per token, 95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
-            f" (holdout error {self.holdout_err:.1%} taken in)",
+            f" ({self._holdout()})",
         ]
         return "\n".join([*lines, *(f"  note: {flag}" for flag in self.flags), f"  {NOTE}"])
+
+
+    def _holdout(self) -> str:
+        if math.isnan(self.holdout_err):
+            return "no budget could be held out: noise alone"
+        if math.isnan(self.widened):
+            return f"holdout error {self.holdout_err:.1%}"
+        if not self.widened:
+            return "held-out budgets were missed by no more than noise: not widened"
+        return f"widened by {self.widened:.1%}, as held-out budgets were missed by more than noise"
 
 
 def nearest_shape(candidates: Sequence[ModelConfig], n_opt: float, convention: str = "matmul") -> ModelConfig:
@@ -133,7 +146,7 @@ def make_forecast(
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
     return Forecast(
         identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
-        error, flops_name, n_name, tuple(flags),
+        error, flops_name, n_name, tuple(flags), widened=result.holdout.excess_at(c, result.budgets),
     )  # fmt: skip
 
 
