@@ -97,6 +97,8 @@ def read_csv(path: Path, columns: Mapping[str, str], where: str | None = None) -
             runs.append(run)
         else:
             excluded.append(Excluded(label, f"line {line} repeats line {first}: a copy tells nothing about noise"))
+    if where and found.rows and not (runs or excluded):
+        raise ValueError(f"--where {where!r} holds for none of the {len(found.rows)} rows of {path}")
     convention = f"column {names['c']}" if "c" in names else "6ND"
     return RunTable.from_runs(runs, excluded, convention, f"column {names['n']}")
 
@@ -184,13 +186,18 @@ def read_mlflow(
         query += f" and tags.`mlflow.parentRunId` = '{parent_run_id}'"
     require_store(tracking_uri)
     mlflow_client = client(tracking_uri)
-    for run in search_all(mlflow_client, experiment, query):
+    found = search_all(mlflow_client, experiment, query)
+    if parent_run_id and not found:
+        raise ValueError(f"experiment {experiment!r} has no cells of a sweep {parent_run_id!r} (--sweep)")
+    for run in found:
         row = _row(mlflow_client, run)
         if keep(row):
             label = str(
                 run.data.tags.get("scalewright.cell_id") or run.data.params.get(names["run"]) or run.info.run_id
             )
             cells.setdefault(label, []).append((run, row))
+    if where and found and not cells:
+        raise ValueError(f"--where {where!r} holds for none of the {len(found)} cells of {experiment!r}")
     runs, excluded = [], []
     for label, tries in sorted(cells.items()):
         usable = next((i for i, (run, _) in enumerate(tries) if _why_not(run) is None), None)

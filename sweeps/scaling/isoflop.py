@@ -179,7 +179,8 @@ def _fit_budget(table: RunTable, budget: float, near: int | None) -> Minimum:
 def nearest_to_lowest(x: Array, y: Array, near: int | None) -> np.ndarray:
     """Indices of the points to fit: `near` distinct x nearest to the x with the lowest mean y; None takes all.
 
-    Where two are as far as each other both are in, or rounding would choose between them. Repeats at one x (seeds) count once, so that three seeds of one size are not three points of a curve.
+    Where two are as far as each other both are in, or rounding would choose between them. Repeats at one x (seeds)
+    count once, so that three seeds of one size are not three points of a curve.
     """
     values, inverse = np.unique(np.round(x, 9), return_inverse=True)
     if near is None or len(values) <= near:
@@ -208,7 +209,9 @@ def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss:
         reason = f"{len(sizes)} sizes, a parabola needs {MIN_POINTS}"
         return Minimum(budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, reason)
     if np.ptp(loss[use]) <= ONE_LOSS * loss[use].min():
-        return Minimum(budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, "all sizes have one loss; check its column")
+        return Minimum(
+            budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, "all sizes have one loss; check its column"
+        )
     coefficients, log_n_opt, loss_opt, reason = _vertex(log_n[use], loss[use], log_n, "N")
     log_d_opt = np.nan
     if not reason:
