@@ -137,7 +137,7 @@ def test_rows_for_approach_2_give_what_they_promise() -> None:
     law = surface(*HOFFMANN)
     table, target, sd = grid(law, noise=0.003, sizes=5, spread=3.0), 1e22, 0.003
     plan = propose_rows(table, target)
-    assert plan.new_budget > 1e20 and plan.after < plan.before
+    assert plan.after < plan.before
     cheap = propose_rows(table, target, flops=5e19)
     assert cheap.repeats and cheap.flops <= 5e19 and plan.after < cheap.after < cheap.before
     generator, found = np.random.default_rng(0), []
