@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from lm.errors import ConfigError
 from lm.plan import count_parameters
 from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig, load_config
-from sweeps.files import write_text
+from sweeps.files import check_places, write_text
 from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.scaling.approaches import APPROACHES
@@ -110,7 +111,12 @@ def _kept(out: Path, key: str, parent: str) -> dict[str, Any] | None:
     path = out / "forecast.json"
     if not path.is_file():
         return None
-    content = json.loads(path.read_text())
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        content = None  # damaged: it is decided anew
+    if not isinstance(content, dict):
+        return None
     return content if (content.get("key"), content.get("sweep")) == (key, parent) else None
 
 
@@ -139,8 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    if not arguments.budget > 0 or arguments.processes < 1:
-        raise ConfigError("--budget must be positive and --processes at least 1")
+    if not (math.isfinite(arguments.budget) and arguments.budget > 0):
+        raise ConfigError(f"--budget is {arguments.budget:g}; give FLOPs above 0")
+    if arguments.processes < 1:
+        raise ConfigError(f"--processes is {arguments.processes}; give 1 or more")
+    check_places((), (arguments.out,))
     decide(arguments.config, arguments.budget, arguments.processes, arguments.out, arguments.approach)
     print(f"next: python -m recipes.pretrain fit --config {arguments.out / 'run.yaml'}")
 

@@ -17,10 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps import answers
-from sweeps.files import write_text
+from sweeps.files import check_places, write_text
 from sweeps.fit_report import FitReport
 from sweeps.records import OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import Analysis, analyse
@@ -29,6 +31,7 @@ from sweeps.scaling.isoflop import NEAREST
 from sweeps.scaling.table import RunTable
 
 DEFAULT_REACH = 4.0
+LARGEST_RATIO = 100.0  # of C and 6 N D, either way: attention and embeddings make less of a difference
 
 
 def fit_experiment(
@@ -68,7 +71,7 @@ def fit_experiment(
     Raises:
         ValueError: bad input, in one line. FitError (a ValueError): no approach can answer, with each reason.
     """
-    _check_options(budgets, bootstrap, seed, max_excess, noise_sd)
+    check_options(budgets, bootstrap, seed, max_excess, noise_sd)
     if isinstance(runs, RunTable):
         table, source = runs, "run table"
     else:
@@ -88,7 +91,7 @@ def fit_experiment(
     return report
 
 
-def _check_options(
+def check_options(
     budgets: Sequence[float], bootstrap: int, seed: int, max_excess: float | None, noise_sd: float | None
 ) -> None:
     """Raises ConfigError, in the command's words, before anything is read."""
@@ -142,6 +145,14 @@ def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None
     p.add_argument("--tracking-uri", metavar="URI", help="MLflow; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
 
 
+def near_of(arguments: argparse.Namespace) -> int | None:
+    """--near as a number of points; None for all."""
+    text: str = arguments.near
+    if text != "all" and not (text.isdecimal() and int(text) >= 3):
+        raise ConfigError(f"--near is {text!r}; give a number of points from 3, or all")
+    return None if text == "all" else int(text)
+
+
 def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], log: bool) -> FitReport:
     """Runs `fit_experiment` on parsed options.
 
@@ -152,15 +163,15 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
     source: str = arguments.runs
     if log and not source.startswith("mlflow:"):
         raise ValueError("--mlflow needs --runs mlflow:EXPERIMENT: a CSV has no experiment to log to")
-    if arguments.near != "all" and not (arguments.near.isdigit() and int(arguments.near) >= 3):
-        raise ValueError(f"--near is {arguments.near!r}; give a number of points from 3, or all")
+    if arguments.sweep and not source.startswith("mlflow:"):
+        raise ValueError("--sweep needs --runs mlflow:EXPERIMENT: a CSV has no sweeps to choose from")
     return fit_experiment(
         source,
         arguments.approach,
         budgets,
         arguments.bootstrap,
         arguments.seed,
-        None if arguments.near == "all" else int(arguments.near),
+        near_of(arguments),
         arguments.max_excess,
         arguments.noise_sd,
         {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run", *OPTIONAL_COLUMNS)},
@@ -179,6 +190,15 @@ def warn_of_mixture(table: RunTable) -> None:
             f"warning: cells of {len(parents)} sweeps are fitted together; take one with --sweep RUN_ID, of "
             f"{', '.join(parents)}",
             file=sys.stderr,
+        )
+
+
+def warn_of_units(table: RunTable) -> None:
+    """One line when C is nowhere near 6 N D: N or D in millions, or another column."""
+    ratio = float(np.median(table.c / (6 * table.n * table.d)))
+    if not 1 / LARGEST_RATIO < ratio < LARGEST_RATIO:
+        print(
+            f"warning: C is {ratio:.3g} times 6 N D; are N, D and C in parameters, tokens and FLOPs?", file=sys.stderr
         )
 
 
@@ -203,8 +223,10 @@ def further_answers(arguments: argparse.Namespace, analysis: Analysis) -> list[s
 def _command(arguments: argparse.Namespace) -> None:
     if bool(arguments.inference_tokens) != (arguments.target_loss is not None):
         raise ValueError("--inference-tokens and --target-loss go together")
+    check_places((arguments.json,), (arguments.plots,))
     report = fit_from_arguments(arguments, arguments.budget, arguments.mlflow)
     warn_of_mixture(report.analysis.table)
+    warn_of_units(report.analysis.table)
     print(report.text())
     for line in further_answers(arguments, report.analysis):
         print(line)

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.files import write_text
+from sweeps.files import check_places, write_text
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.forecast_record import Check, check, log_forecast, log_outcome, markers
 from sweeps.forecasting import Forecast, make_forecast, nearest_shape, read_shapes
@@ -48,8 +49,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _command(arguments))
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for options that make no forecast, before anything is fitted or written."""
+    to_mlflow = arguments.runs.startswith("mlflow:") and not arguments.no_mlflow
+    if (arguments.for_run or arguments.late) and not to_mlflow:
+        raise ConfigError("--for-run and --late are of forecasts in MLflow: give --runs mlflow:EXPERIMENT")
+    if arguments.bootstrap == 0:
+        raise ConfigError("--bootstrap 0 gives no interval, and a forecast is one; give 200 replicates or more")
+    if arguments.shapes and arguments.sequence_length is None:
+        raise ConfigError("--shapes needs --sequence-length, to count their FLOPs")
+    for name, value in (
+        ("sequence-length", arguments.sequence_length),
+        ("global-batch-tokens", arguments.global_batch_tokens),
+    ):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} is {value}; give 1 token or more")
+    check_places((arguments.json,))
+
+
 def _command(arguments: argparse.Namespace) -> None:
     source: str = arguments.runs
+    _check(arguments)
     shapes = read_shapes(arguments.shapes) if arguments.shapes else []
     report = fit_from_arguments(arguments, [arguments.budget], log=False)
     forecast = make_forecast(report, arguments.budget, shapes, arguments.sequence_length, arguments.global_batch_tokens)

@@ -12,6 +12,7 @@ from pathlib import Path
 from lm.config import ModelConfig
 from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_for_budget, training_flops
 from sweeps.fit_report import FitReport, quantity
+from sweeps.parsing import read_yaml
 from sweeps.scaling.analysis import NOTE, Result
 from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.table import RunTable
@@ -20,6 +21,10 @@ FAR_FROM_OPTIMUM = 1.5
 # Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
 RIVAL_FLOOR = 0.005
 RIVAL_FACTOR = 2.0
+# A planned run's FLOPs are at most this share off its budget.
+OFF_BUDGET = 0.1
+# A target further than this many times beyond the swept budgets gets a note.
+FAR_BEYOND = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,11 @@ class Forecast:
         model: the planned shape; None when no candidates were given (then N and D are the optimum's).
         n_params, d_tokens, c_flops: of the planned run, under the conventions named.
         loss, loss_lo, loss_hi: predicted at (n_params, d_tokens), nats per token, 95%.
-        holdout_err: relative error taken into the interval.
+        holdout_err: relative error that those on held-out budgets make one expect there.
         flags: what to know before trusting it.
         mlflow_run_id: where it is written down; empty before.
+        widened: half-width, relative to the loss, that the held-out errors added: what noise and known bias do not
+            explain of them, twice. NaN in forecasts of earlier versions.
     """
 
     forecast_id: str
@@ -56,19 +63,30 @@ class Forecast:
     n_convention: str
     flags: tuple[str, ...] = ()
     mlflow_run_id: str = ""
+    widened: float = math.nan
 
     def text(self) -> str:
         """A few lines for people."""
         shape = self.model
         at = f", shape d_model {shape.d_model}, n_layers {shape.n_layers}, n_heads {shape.n_heads}" if shape else ""
+        ends = f"95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
         lines = [
             f"forecast {self.forecast_id} by {self.approach} for {self.budget:.3g} FLOPs ({self.flops_convention})",
             f"  optimum: N* {quantity(self.n_opt)} parameters, D* {quantity(self.d_opt)} tokens",
             f"  planned: N {quantity(self.n_params)}, D {quantity(self.d_tokens)}, {self.c_flops:.4g} FLOPs{at}",
-            f"  loss {self.loss:.3f} nats per token, 95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
-            f" (holdout error {self.holdout_err:.1%} taken in)",
+            f"  loss {self.loss:.3f} nats per token, "
+            + ("no interval" if math.isnan(self.loss_lo) else f"{ends} ({self._holdout()})"),
         ]
         return "\n".join([*lines, *(f"  note: {flag}" for flag in self.flags), f"  {NOTE}"])
+
+    def _holdout(self) -> str:
+        if math.isnan(self.holdout_err):
+            return "no budget could be held out: noise alone"
+        if math.isnan(self.widened):
+            return f"holdout error {self.holdout_err:.1%}"
+        if not self.widened:
+            return "held-out budgets were missed by no more than noise: not widened"
+        return f"widened by {self.widened:.1%}, as held-out budgets were missed by more than noise"
 
 
 def nearest_shape(candidates: Sequence[ModelConfig], n_opt: float, convention: str = "matmul") -> ModelConfig:
@@ -124,8 +142,14 @@ def make_forecast(
         n = float(n_params(model, n_name))
         d = _tokens(model, budget, sequence_length, global_batch_tokens, flops_name)
         c = training_flops(model, d, sequence_length, flops_name)
+        if abs(c / budget - 1) > OFF_BUDGET:
+            raise ValueError(
+                f"whole steps of {global_batch_tokens:,} tokens make a run of {c:.3g} FLOPs, not {budget:.3g}: give a"
+                " smaller --global-batch-tokens"
+            )
         if max(n / n_opt, n_opt / n) > FAR_FROM_OPTIMUM:
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
+    flags += _far_from_grid(c, result)
     loss = result.expected_loss(n, d, c)
     ends, rivals = _interval(report, result, n, d, c)
     flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
@@ -133,8 +157,20 @@ def make_forecast(
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
     return Forecast(
         identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
-        error, flops_name, n_name, tuple(flags),
+        error, flops_name, n_name, tuple(flags), widened=result.holdout.excess_at(c, result.budgets),
     )  # fmt: skip
+
+
+def _far_from_grid(c_flops: float, result: Result) -> list[str]:
+    """A note where the interval speaks of budgets that nothing has tested it at."""
+    low, high = float(result.budgets.min()), float(result.budgets.max())
+    if c_flops > FAR_BEYOND * high:
+        return [
+            f"{c_flops / high:.3g} times the largest swept budget: the intervals were tested at 10 times; sweep nearer"
+        ]
+    if c_flops < low / FAR_BEYOND:
+        return [f"{low / c_flops:.3g} times below the smallest swept budget: nothing tests the form there"]
+    return []
 
 
 def forecast_id(
@@ -188,12 +224,10 @@ def read_shapes(path: Path) -> list[ModelConfig]:
     Raises:
         ValueError: missing file, not a list, or arguments that make no model.
     """
-    import yaml
-
     if not path.is_file():
         raise ValueError(f"no file {path}; give a YAML list of model shapes")
-    items = yaml.safe_load(path.read_text())
-    if not isinstance(items, list):
+    items = read_yaml(path)
+    if not (isinstance(items, list) and items and all(isinstance(item, dict) for item in items)):
         raise ValueError(f"{path} must hold a list of shapes (vocab_size, d_model, n_layers, n_heads, ...)")
     try:
         return [ModelConfig(**item) for item in items]

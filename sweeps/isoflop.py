@@ -28,7 +28,7 @@ from lm.errors import ConfigError
 from recipes.command import exit_status
 from sweeps.config import SweepConfig, load_config
 from sweeps.corpus_store import local_corpus
-from sweeps.files import write_text
+from sweeps.files import check_places, write_text
 from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
 from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.job_list import jobs_of
@@ -202,6 +202,7 @@ def _command(args: argparse.Namespace) -> int:
     check_cores(args.cores, config)
     if args.dry_run:
         return _dry_run(config)
+    check_places((Path(args.json) if args.json else None,))
     result = run_sweep(config, resume=args.resume, cores=args.cores)
     if args.json:
         write_text(Path(args.json), json.dumps(asdict(result), indent=1) + "\n")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from plugins.loggers.tracking import tracking_uri
 from recipes.command import command_parser, exit_status
-from sweeps.files import write_text
+from sweeps.files import check_places, write_text
 from sweeps.ledger_rows import Row, give_up, read_ledger, settle
 from sweeps.ledger_score import Score, ledger_dict, ledger_text, score, score_by
 from sweeps.mlflow_runs import require_store
@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(arguments: argparse.Namespace) -> None:
     uri: str = arguments.tracking_uri or tracking_uri()
     require_store(uri)
+    check_places((arguments.json, arguments.plot))
     rows = read_ledger(arguments.experiment, uri)
     if arguments.give_up:
         give_up(rows, arguments.give_up, arguments.reason, uri)

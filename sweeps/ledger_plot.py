@@ -30,7 +30,7 @@ def plot_ledger(rows: Sequence[Row], path: Path) -> None:
     _misses(right, [row for row in rows if math.isfinite(row.low)][-SHOWN:])
     figure.suptitle(_title(rows), fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
 
 
 def _title(rows: Sequence[Row]) -> str:

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from plugins.loggers.sweep_ledger import CELL, COMPLETE
-from recipes.command import exit_status
 from sweeps.grid import Corpus
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
 from sweeps.mix_grid import Candidate, MixSweep, build_mix_grid, load_mix_sweep, mix_table
 from sweeps.mix_rank import MixRun, Ranking, rank
-from sweeps.options import STOPPED, check_cores, names_of, sweep_parser
+from sweeps.options import run_command, sweep_parser
 
 
 def run_mix_sweep(sweep: MixSweep, resume: bool = False, cores: int | None = None) -> SweepResult:
@@ -106,17 +105,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 complete, 1 some runs failed, 2 bad input, 130 interrupted."""
     args = _parser().parse_args(argv)
-    return exit_status(lambda: _command(args), STOPPED)
 
+    def run(sweep: MixSweep, folder: Path) -> bool:
+        result = run_mix_sweep(sweep, args.resume, args.cores)
+        report(sweep, result, folder)
+        return result.complete
 
-def _command(args: argparse.Namespace) -> int:
-    sweep = load_mix_sweep(args.config, names_of(args))
-    check_cores(args.cores, sweep.common)
-    if args.dry_run:
-        return _dry_run(sweep)
-    result = run_mix_sweep(sweep, args.resume, args.cores)
-    report(sweep, result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name))
-    return 0 if result.complete else 1
+    return run_command(args, load_mix_sweep, _dry_run, run)
 
 
 def report(sweep: MixSweep, result: SweepResult, folder: Path) -> Ranking:

@@ -21,11 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from recipes.command import exit_status
 from sweeps.isoflop import SweepResult, read_corpus, run_grid
 from sweeps.kind import SweepKind
 from sweeps.lr_grid import STANDARD, LrCell, LrSweep, build_lr_grid, load_lr_sweep, lr_grid_table, shared_width
-from sweeps.options import STOPPED, check_cores, names_of, sweep_parser
+from sweeps.options import run_command, sweep_parser
 from sweeps.scaling.lr_optimum import NEAREST
 from sweeps.scaling.lr_transfer import LrAnalysis, analyse_lr
 
@@ -104,17 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 complete, 1 some cells failed, 2 bad input, 130 interrupted."""
     args = _parser().parse_args(argv)
-    return exit_status(lambda: _command(args), STOPPED)
 
+    def run(sweep: LrSweep, folder: Path) -> bool:
+        result = run_lr_sweep(sweep, args.resume, args.cores)
+        report(result, folder, args.near, args.bootstrap)
+        return result.complete
 
-def _command(args: argparse.Namespace) -> int:
-    sweep = load_lr_sweep(args.config, names_of(args))
-    check_cores(args.cores, sweep.common)
-    if args.dry_run:
-        return _dry_run(sweep)
-    result = run_lr_sweep(sweep, args.resume, args.cores)
-    report(result, Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name), args.near, args.bootstrap)
-    return 0 if result.complete else 1
+    return run_command(args, load_lr_sweep, _dry_run, run)
 
 
 def report(result: SweepResult, folder: Path, near: int, replicates: int) -> LrAnalysis:

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.files import write_text
-from sweeps.fit import add_run_arguments, warn_of_mixture
+from sweeps.files import check_places, write_text
+from sweeps.fit import add_run_arguments, check_options, near_of, warn_of_mixture
 from sweeps.next_config import Family, extended_config
 from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text
 from sweeps.records import CSV_COLUMNS, OPTIONAL_COLUMNS, read_runs
@@ -34,6 +34,8 @@ from sweeps.scaling.next_simulation import SURFACES, simulate
 from sweeps.scaling.proposal import base_of, propose
 from sweeps.scaling.row_design import propose_rows
 from sweeps.scaling.table import RunTable
+
+LARGEST_REACH = 1e6  # of simulated targets
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,8 +83,8 @@ def _command(arguments: argparse.Namespace) -> None:
     table = read_runs(arguments.runs, columns, arguments.where, arguments.tracking_uri, arguments.sweep)
     warn_of_mixture(table)
     if arguments.approach == "isoflop":
-        near = None if arguments.near == "all" else int(arguments.near)
-        print(rows_text(propose_rows(table, arguments.budget, arguments.flops, near, arguments.seed), arguments.budget))
+        found = propose_rows(table, arguments.budget, arguments.flops, near_of(arguments), arguments.seed)
+        print(rows_text(found, arguments.budget))
         return
     family = _family(arguments.config, table) if arguments.config else None
     base = base_of(
@@ -106,19 +108,23 @@ def _command(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.noise_sd is not None:
         raise ConfigError("--noise-sd is not used here: the noise is what the runs show around their fit; leave it out")
-    if not (math.isfinite(arguments.budget) and arguments.budget > 0):
-        raise ConfigError(f"--budget must be a positive number of FLOPs, got {arguments.budget:g}")
-    if arguments.flops is not None and not arguments.flops > 0:
-        raise ConfigError(f"--flops must be positive, got {arguments.flops:g}")
+    check_options([arguments.budget], arguments.bootstrap, arguments.seed, arguments.max_excess, None)
+    near_of(arguments)
+    check_places((arguments.json, arguments.out))
+    if arguments.flops is not None and not (math.isfinite(arguments.flops) and arguments.flops > 0):
+        raise ConfigError(f"--flops is {arguments.flops:g}; give FLOPs above 0 for all new cells together")
     if arguments.cells is not None and arguments.cells < 1:
         raise ConfigError(f"--cells must be 1 or more, got {arguments.cells}")
     if arguments.out and not arguments.config:
         raise ConfigError("--out writes the sweep's config with the new cells: name it with --config")
     if arguments.approach not in ("parametric", "isoflop", "all"):
         raise ConfigError(f"--approach {arguments.approach} has no design of its own; take parametric or isoflop")
-    if arguments.approach == "isoflop" and (arguments.config or arguments.decision != "size" or arguments.cells):
+    if arguments.approach == "isoflop" and (
+        arguments.config or arguments.decision != "size" or arguments.cells or arguments.json or arguments.largest
+    ):
         raise ConfigError(
-            "--approach isoflop proposes whole rows for N*: without --config, --cells and --decision loss"
+            "--approach isoflop proposes whole rows for N*: without --config, --cells, --json, --largest and"
+            " --decision loss"
         )
     if arguments.bootstrap < 50:
         raise ConfigError(f"--bootstrap {arguments.bootstrap} is too few to know what is uncertain; take 50 or more")
@@ -138,8 +144,11 @@ def _family(path: Path, table: RunTable) -> Family:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    if arguments.sweeps < 2 or not arguments.noise_sd > 0 or not arguments.reach >= 1:
-        raise ConfigError("--sweeps must be 2 or more, --noise-sd positive, --reach 1 or more")
+    if arguments.sweeps < 2 or arguments.seed < 0:
+        raise ConfigError("--sweeps must be 2 or more, --seed 0 or more")
+    if not (0 < arguments.noise_sd < 1 and 1 <= arguments.reach <= LARGEST_REACH):
+        raise ConfigError(f"--noise-sd must lie between 0 and 1, --reach between 1 and {LARGEST_REACH:g}")
+    check_places((arguments.json,))
     numbers = {}
     for name in arguments.surface:
         arms = simulate(name, arguments.sweeps, arguments.reach, arguments.noise_sd, seed=arguments.seed)

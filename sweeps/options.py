@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from lm.errors import ConfigError
-from recipes.command import command_parser
+from recipes.command import command_parser, exit_status
 from sweeps.config import SweepConfig
+from sweeps.files import check_places
 
+
+class Sweep(Protocol):
+    """Settings of a sweep that is no IsoFLOP grid: `common` are those that every kind has."""
+
+    @property
+    def common(self) -> SweepConfig: ...
+
+
+S = TypeVar("S", bound=Sweep)
 STOPPED = "stopped; finished cells are kept, the same command with --resume runs the others"
 
 
@@ -31,6 +44,31 @@ def add_names(parser: argparse.ArgumentParser) -> None:
 def names_of(args: argparse.Namespace) -> dict[str, str]:
     """Those of add_names that were given, as overrides for a config."""
     return {key: value for key in ("name", "experiment") if (value := getattr(args, key))}
+
+
+def run_command(
+    args: argparse.Namespace,
+    load: Callable[[str, dict[str, str]], S],
+    dry_run: Callable[[S], int],
+    run: Callable[[S, Path], bool],
+) -> int:
+    """What `sweeps.mup_lr` and `sweeps.mix` do with their options; see `exit_status` for what is returned.
+
+    Args:
+        load: reads the settings. dry_run: prints the grid.
+        run: runs and reports into the folder of figure and JSON; whether every cell has a result.
+    """
+
+    def command() -> int:
+        sweep = load(args.config, names_of(args))
+        check_cores(args.cores, sweep.common)
+        if args.dry_run:
+            return dry_run(sweep)
+        folder = Path(args.out or Path(sweep.common.runs_dir) / sweep.common.name)
+        check_places((), (folder,))
+        return 0 if run(sweep, folder) else 1
+
+    return exit_status(command, STOPPED)
 
 
 def check_cores(cores: int | None, config: SweepConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_decision(folder: Path) -> dict[str, Any]:
         decision = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON ({error}); make it anew with sweeps.decide") from None
-    needed = {*Forecast.__dataclass_fields__, "experiment", "sweep", "run"}
+    needed = {*(f.name for f in fields(Forecast) if f.default is MISSING), "flags", "experiment", "sweep", "run"}
     missing = sorted(needed - decision.keys() if isinstance(decision, dict) else needed)
     if missing:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: it is not what sweeps.decide writes; run that first")
@@ -39,7 +40,7 @@ def read_decision(folder: Path) -> dict[str, Any]:
 
 def as_forecast(decision: dict[str, Any]) -> Forecast:
     """The Forecast that sweeps.decide wrote down."""
-    values = {name: decision[name] for name in Forecast.__dataclass_fields__}
+    values = {f.name: decision[f.name] for f in fields(Forecast) if f.name in decision}
     values["flags"] = tuple(decision["flags"])
     if decision["model"] is not None:
         model = dict(decision["model"])

@@ -30,17 +30,27 @@ def load(
     """
     path = Path(path)
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no settings; see {example}")
     try:
         return parse({**raw, **(overrides or {})})
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: it is not YAML. OSError: it cannot be read.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def make(kind: type[_T], values: Any, where: str) -> _T:

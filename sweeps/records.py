@@ -72,23 +72,33 @@ def read_runs(
 
 
 def read_csv(path: Path, columns: Mapping[str, str], where: str | None = None) -> RunTable:
-    """Reads a CSV with a header. Without a C column C = 6 N D; without a run column each line is a run of its own."""
+    """Reads a CSV with a header. Without a C column C = 6 N D; a line without a name is a run of its own."""
     found = read_csv_rows(path)
     names = _resolve(CSV_COLUMNS, columns, found.header, str(path))
     keep = row_filter(where)
     runs, excluded = [], []
+    seen: dict[tuple[object, ...], int] = {}
     for line, texts in found.rows:
         if texts is None:
             excluded.append(Excluded(f"line {line}", f"more than the header's {len(found.header)} values"))
             continue
         row = {key: parse(text) for key, text in texts.items()}
-        label = str(row[names["run"]]) if "run" in names else f"line {line}"
+        name = texts[names["run"]] if "run" in names else ""
+        label = name or f"line {line}"
         if not keep(row):
             continue
         try:
-            runs.append(_run(label, row, names))
+            run = _run(label, row, names)
         except ValueError as error:
             excluded.append(Excluded(label, str(error)))
+            continue
+        same = (name or tuple(texts.values()), run.n_params, run.d_tokens, run.c_flops, run.loss)
+        if (first := seen.setdefault(same, line)) == line:
+            runs.append(run)
+        else:
+            excluded.append(Excluded(label, f"line {line} repeats line {first}: a copy tells nothing about noise"))
+    if where and found.rows and not (runs or excluded):
+        raise ValueError(f"--where {where!r} holds for none of the {len(found.rows)} rows of {path}")
     convention = f"column {names['c']}" if "c" in names else "6ND"
     return RunTable.from_runs(runs, excluded, convention, f"column {names['n']}")
 
@@ -176,13 +186,18 @@ def read_mlflow(
         query += f" and tags.`mlflow.parentRunId` = '{parent_run_id}'"
     require_store(tracking_uri)
     mlflow_client = client(tracking_uri)
-    for run in search_all(mlflow_client, experiment, query):
+    found = search_all(mlflow_client, experiment, query)
+    if parent_run_id and not found:
+        raise ValueError(f"experiment {experiment!r} has no cells of a sweep {parent_run_id!r} (--sweep)")
+    for run in found:
         row = _row(mlflow_client, run)
         if keep(row):
             label = str(
                 run.data.tags.get("scalewright.cell_id") or run.data.params.get(names["run"]) or run.info.run_id
             )
             cells.setdefault(label, []).append((run, row))
+    if where and found and not cells:
+        raise ValueError(f"--where {where!r} holds for none of the {len(found)} cells of {experiment!r}")
     runs, excluded = [], []
     for label, tries in sorted(cells.items()):
         usable = next((i for i, (run, _) in enumerate(tries) if _why_not(run) is None), None)

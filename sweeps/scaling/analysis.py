@@ -34,7 +34,8 @@ class Decision:
     Attributes:
         budget: FLOPs. n_opt: parameters. d_opt: tokens. loss: nats per token at the optimum.
         n_interval, d_interval: bootstrap. loss_interval: bootstrap of a run's loss, widened by the holdout error.
-        holdout_error: relative error taken into loss_interval.
+        holdout_error: relative error that the held-out ones make one expect there; what of it noise and known bias do
+            not explain is in loss_interval, see `Holdout.excess_at`.
         lr, batch_tokens: learning rate and tokens a step at (n_opt, d_opt); NaN where the table cannot say.
         lr_interval, batch_interval: theirs.
     """
@@ -107,7 +108,8 @@ class Result:
         drawn = interval(loss * np.exp(noise))
         centre = self.expected_loss(n_params, d_tokens, c_flops)
         excess = self.holdout.excess_at(c_flops, self.budgets)
-        return widen(drawn, centre, 0.0 if np.isnan(excess) else excess * centre)
+        wide = widen(drawn, centre, 0.0 if np.isnan(excess) else excess * centre)
+        return Interval(max(wide.low, 0.0), wide.high) if wide.low < 0 else wide
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def analyse(
     if len(table) == 0:
         reason = f"no usable runs in the table: {table.why_empty()}"
         return Analysis(table, {}, dict.fromkeys(names, reason), (), "no runs")
+    table = table.in_order()
     options = FitOptions(near, max_excess, loss_form, noise_sd, seed)
     minima = _minima(table, near)
     laws = _laws(table, bootstrap, seed)

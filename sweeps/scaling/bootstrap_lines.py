@@ -167,7 +167,7 @@ def add_scatter(fit: LineFit, found: Array, generator: np.random.Generator) -> A
         shown = _residual_variance(log_c, found[:, :, column])
         if not np.isfinite(shown).any() or total <= np.nanpercentile(shown, 95):
             continue  # as much scatter as the replicates show by themselves
-        excess = float(total - np.nanmean(shown))
+        excess = max(float(total - np.nanmean(shown)), 0.0)
         out[:, :, column] += np.sqrt(excess) * generator.standard_normal(found.shape[:2])
     return out
 

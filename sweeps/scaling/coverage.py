@@ -26,6 +26,7 @@ import numpy as np
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from sweeps.files import check_places, write_text
 from sweeps.scaling.analysis import analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.surfaces import SURFACES, KnownSurface
@@ -181,12 +182,13 @@ class Store:
         self.path, self.bootstrap = path, bootstrap
         self.sweeps: dict[str, dict[str, list[float | None]]] = {}
         if path is not None and path.is_file():
-            saved = json.loads(path.read_text())
-            if saved["bootstrap"] != bootstrap:
-                raise ConfigError(
-                    f"{path} holds sweeps of --bootstrap {saved['bootstrap']}; use that, or another --json"
-                )
-            self.sweeps = saved["sweeps"]
+            try:
+                saved = json.loads(path.read_text())
+                self.sweeps, kept = saved["sweeps"], saved["bootstrap"]
+            except (ValueError, TypeError, KeyError):
+                raise ConfigError(f"{path} is not what this command writes; name another --json") from None
+            if kept != bootstrap:
+                raise ConfigError(f"{path} holds sweeps of --bootstrap {kept}; use that, or another --json")
 
     def get(self, cell: str, seed: int) -> list[float | None] | None:
         """One sweep's row of `surface/design/approach`, or None."""
@@ -200,9 +202,7 @@ class Store:
         """Writes the file, at once or not at all."""
         if self.path is not None:
             text = json.dumps({"bootstrap": self.bootstrap, "rows": [vars(r) for r in rows], "sweeps": self.sweeps})
-            beside = self.path.with_suffix(".tmp")
-            beside.write_text(text)
-            beside.replace(self.path)
+            write_text(self.path, text)
 
 
 def measure(
@@ -265,13 +265,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    for name in ("sweeps", "bootstrap", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name} is {getattr(arguments, name)}; give 1 or more")
+    for name, least in (("sweeps", 1), ("bootstrap", 2), ("jobs", 1), ("seed", 0)):
+        if getattr(arguments, name) < least:
+            raise ConfigError(f"--{name} is {getattr(arguments, name)}; give {least} or more")
+    check_places((arguments.json,))
     rows = measure(
         list(SURFACES) if arguments.surface == "all" else [arguments.surface],
         list(DESIGNS) if arguments.design == "all" else [arguments.design],
-        arguments.approach, arguments.sweeps, arguments.bootstrap, arguments.seed, arguments.jobs,
+        list(dict.fromkeys(arguments.approach)), arguments.sweeps, arguments.bootstrap, arguments.seed, arguments.jobs,
         Store(arguments.json, arguments.bootstrap),
     )  # fmt: skip
     print(table_text(rows))

@@ -19,6 +19,7 @@ from sweeps.scaling.table import Array, FitError, RunTable
 
 NEAREST = 4
 MIN_POINTS = 3
+ONE_LOSS = 1e-9  # losses that differ by less than this share have no lowest one
 NOTHING = (float("nan"), float("nan"), float("nan"))  # coefficients of a curve that has no parabola
 
 
@@ -178,14 +179,15 @@ def _fit_budget(table: RunTable, budget: float, near: int | None) -> Minimum:
 def nearest_to_lowest(x: Array, y: Array, near: int | None) -> np.ndarray:
     """Indices of the points to fit: `near` distinct x nearest to the x with the lowest mean y; None takes all.
 
-    Repeats at one x (seeds) count once, so that three seeds of one size are not three points of a curve.
+    Where two are as far as each other both are in, or rounding would choose between them. Repeats at one x (seeds)
+    count once, so that three seeds of one size are not three points of a curve.
     """
     values, inverse = np.unique(np.round(x, 9), return_inverse=True)
     if near is None or len(values) <= near:
         return np.arange(len(x))
     mean = np.bincount(inverse, weights=y) / np.bincount(inverse)
-    chosen = np.argsort(np.abs(values - values[np.argmin(mean)]), kind="stable")[:near]
-    return np.flatnonzero(np.isin(inverse, chosen))
+    distance = np.round(np.abs(values - values[np.argmin(mean)]), 6)
+    return np.flatnonzero(distance[inverse] <= np.sort(distance)[near - 1])
 
 
 def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss: Array, near: int | None) -> Minimum:
@@ -206,6 +208,10 @@ def fit_curve(budget: float, rows: np.ndarray, log_n: Array, log_d: Array, loss:
     if len(sizes) < MIN_POINTS:
         reason = f"{len(sizes)} sizes, a parabola needs {MIN_POINTS}"
         return Minimum(budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, reason)
+    if np.ptp(loss[use]) <= ONE_LOSS * loss[use].min():
+        return Minimum(
+            budget, np.nan, np.nan, np.nan, NOTHING, x_mean, used, "all sizes have one loss; check its column"
+        )
     coefficients, log_n_opt, loss_opt, reason = _vertex(log_n[use], loss[use], log_n, "N")
     log_d_opt = np.nan
     if not reason:

@@ -17,7 +17,7 @@ from lm.errors import ConfigError
 
 Array = NDArray[np.float64]
 
-# Runs without a budget column belong to one budget when ln C differs by less than this from a neighbour's.
+# Budgets are one when their ln differs by less than this from a neighbour's; without a budget column, those of C.
 BUDGET_GAP = 0.05
 # A run whose FLOPs are further than this from its budget is not a point of that budget's curve.
 BUDGET_TOLERANCE = 0.10
@@ -98,7 +98,7 @@ class RunTable:
         convention: str = "as given",
         n_convention: str = "as given",
     ) -> RunTable:
-        """Validates rows; a bad one moves to `excluded` with its reason."""
+        """Validates rows; a bad one moves to `excluded` with its reason. Budgets that differ by rounding become one."""
         good: list[Run] = []
         bad = list(excluded)
         for run in runs:
@@ -107,7 +107,7 @@ class RunTable:
                 good.append(run)
             else:
                 bad.append(Excluded(run.run, reason))
-        return cls(tuple(good), tuple(bad), convention, n_convention)
+        return cls(_join_budgets(good), tuple(bad), convention, n_convention)
 
     def why_empty(self) -> str:
         """Reasons why no run is left, one row of each kind, for a message."""
@@ -147,9 +147,9 @@ class RunTable:
 
     @property
     def clusters(self) -> NDArray[np.int64]:
-        """[runs] int64, equal for rows of one run: the unit of every resampling."""
-        number: dict[str, int] = {}
-        return np.array([number.setdefault(r.run, len(number)) for r in self.runs], dtype=np.int64)
+        """[runs] int64, equal for rows of one run (one name and one N): the unit of every resampling."""
+        number: dict[tuple[str, float], int] = {}
+        return np.array([number.setdefault((r.run, r.n_params), len(number)) for r in self.runs], dtype=np.int64)
 
     @property
     def budget(self) -> Array:
@@ -162,6 +162,10 @@ class RunTable:
     def budgets(self) -> Array:
         """[budgets] fp64, distinct budgets, ascending."""
         return np.unique(self.budget)
+
+    def in_order(self) -> RunTable:
+        """By C, N, D and loss: resampling draws row by row, so that the order of a file must not matter."""
+        return replace(self, runs=tuple(sorted(self.runs, key=lambda r: (r.c_flops, r.n_params, r.d_tokens, r.loss))))
 
     def where(self, keep: Sequence[bool] | NDArray[np.bool_], reason: str | None = None) -> RunTable:
         """The rows where `keep` holds; the others move to `excluded` when a reason is given, else they just go."""
@@ -208,11 +212,20 @@ def _why_unusable(run: Run) -> str | None:
     return None
 
 
+def _join_budgets(runs: list[Run]) -> tuple[Run, ...]:
+    """Runs whose budgets belong together get the geometric mean of them; a budget of its own stays to the last bit."""
+    given = np.array(sorted({run.budget for run in runs if run.budget is not None}), dtype=np.float64)
+    joined = dict(zip(given.tolist(), _group_by_flops(given).tolist(), strict=True))
+    return tuple(run if run.budget is None else replace(run, budget=joined[run.budget]) for run in runs)
+
+
 def _group_by_flops(c_flops: Array) -> Array:
     """Single-link groups in ln C; each row gets its group's geometric mean."""
     group, budget = group_logs(c_flops), np.empty_like(c_flops)
     for g in np.unique(group):
-        budget[group == g] = math.exp(np.log(c_flops[group == g]).mean())
+        members = c_flops[group == g]
+        same = members.min() == members.max()
+        budget[group == g] = members[0] if same else math.exp(np.log(members).mean())
     return budget
 
 

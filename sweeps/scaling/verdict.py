@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SERIOUS = ("bound", "not positive", "not identified")
 # Holdout errors within this factor of the lowest do not tell approaches apart.
 TIE = 1.1
+# Exponents this near to each other are one, however narrow their intervals.
+SAME_EXPONENT = 0.001
 
 
 def serious(flags: tuple[str, ...]) -> list[str]:
@@ -83,7 +85,7 @@ def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
     apart = [f"{x.approach} and {y.approach}" for x, y in pairs if not _overlap(x.a_interval, y.a_interval)]
     if apart:
         said = f"approaches DISAGREE on the exponent of N* ({shown}): apart are {'; '.join(apart)}"
-    elif all(x.a in y.a_interval and y.a in x.a_interval for x, y in pairs):
+    elif all(_holds(x.a_interval, y.a) and _holds(y.a_interval, x.a) for x, y in pairs):
         said = f"approaches agree on the exponent of N* ({shown})"
     else:
         said = f"exponents of N* differ ({shown}) but all intervals overlap"
@@ -91,4 +93,8 @@ def verdict(results: dict[str, Result], refused: dict[str, str]) -> str:
 
 
 def _overlap(first: Interval, second: Interval) -> bool:
-    return first.low <= second.high and second.low <= first.high
+    return first.low <= second.high + SAME_EXPONENT and second.low <= first.high + SAME_EXPONENT
+
+
+def _holds(ends: Interval, exponent: float) -> bool:
+    return ends.low - SAME_EXPONENT <= exponent <= ends.high + SAME_EXPONENT

@@ -100,7 +100,7 @@ def test_command_prints_the_table_and_writes_json(
         (["--runs", "missing.csv"], "no file missing.csv"),
         (["--runs", "CSV", "--mlflow"], "--mlflow needs --runs mlflow:EXPERIMENT"),
         (["--runs", "CSV", "--near", "2"], "--near is '2'; give a number of points from 3, or all"),
-        (["--runs", "CSV", "--where", "N_params < 0"], "no approach gave an answer"),
+        (["--runs", "CSV", "--where", "N_params < 0"], "holds for none of the 21 rows"),
         (
             ["--runs", "CSV", "--where", "C_budget == 1e11", "--approach", "isoflop"],
             "isoflop needs minima at 2 budgets",

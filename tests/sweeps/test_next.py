@@ -137,7 +137,7 @@ def test_rows_for_approach_2_give_what_they_promise() -> None:
     law = surface(*HOFFMANN)
     table, target, sd = grid(law, noise=0.003, sizes=5, spread=3.0), 1e22, 0.003
     plan = propose_rows(table, target)
-    assert plan.new_budget > 1e20 and plan.after < plan.before
+    assert plan.after < plan.before
     cheap = propose_rows(table, target, flops=5e19)
     assert cheap.repeats and cheap.flops <= 5e19 and plan.after < cheap.after < cheap.before
     generator, found = np.random.default_rng(0), []
@@ -211,12 +211,12 @@ def test_widths_that_are_there_or_break_the_rules_are_not_proposed(sweep: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--budget", "-1"], "--budget must be a positive number"),
+        (["--budget", "-1"], "--budget is -1"),
         (["--budget", "1e11", "--flops", "10"], "no candidate fits into 10 FLOPs"),
         (["--budget", "1e11", "--out", "x.yaml"], "name it with --config"),
         (["--budget", "1e11", "--cells", "0"], "--cells must be 1 or more"),
         (["--budget", "1e11", "--bootstrap", "3"], "too few"),
-        (["--budget", "1e11", "--where", "N_params < 0"], "parametric needs 6 runs"),
+        (["--budget", "1e11", "--where", "N_params < 0"], "holds for none of the 15 rows"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lm.config import ModelConfig
 from lm.errors import ConfigError
 from recipes.command import exit_status
 from sweeps import fit, forecast, ledger, report
+from sweeps import next as next_cells
 from sweeps.files import write_text
+from sweeps.fit_report import FitReport
 from sweeps.outcome import read_decision
 from sweeps.records import read_runs
 from sweeps.scaling.analysis import analyse
-from sweeps.scaling.isoflop import fit_curve
+from sweeps.scaling.isoflop import fit_curve, nearest_to_lowest
+from sweeps.scaling.table import RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
 HEADER = "N_params,D_tokens,C_flops,loss"
@@ -94,6 +100,85 @@ def test_options_that_mean_nothing(option: str, tmp_path: Path, capsys: pytest.C
     assert f"error: {option.partition('=')[0]} is " in capsys.readouterr().err
 
 
+def test_rounding_copies_and_names_change_nothing(tmp_path: Path) -> None:
+    rows = [(r.n_params, r.d_tokens, r.c_flops, r.budget, r.loss) for r in grid(surface(*HOFFMANN), sizes=5).runs]
+    path = tmp_path / "runs.csv"
+
+    def read(table: list[tuple[object, ...]]) -> RunTable:
+        path.write_text(
+            "\n".join(["N_params,D_tokens,C_flops,C_budget,loss,run", *(",".join(map(str, r)) for r in table)])
+        )
+        return read_runs(str(path))
+
+    plain = read([(*row, f"run {i}") for i, row in enumerate(rows)])
+    jitter = read([(n, d, c, b * (1 + 1e-3 * (i % 5)), y, f"run {i}") for i, (n, d, c, b, y) in enumerate(rows)])
+    assert np.allclose(jitter.budgets, plain.budgets, rtol=5e-3) and len(jitter.budgets) == len(plain.budgets)
+    twice = read([(*row, f"run {i}") for i, row in enumerate(rows)] * 2)
+    assert twice.runs == plain.runs and len(twice.excluded) == len(rows)
+    assert "line 27 repeats line 2" in twice.excluded[0].reason
+    for name in ("", "all of them"):  # no run has several N: such a name is none
+        assert np.array_equal(read([(*row, name) for row in rows]).clusters, plain.clusters)
+
+
+def test_the_order_of_rows_changes_nothing() -> None:
+    table = grid(surface(*HOFFMANN), sizes=6, noise=0.002)
+    moved = replace(table, runs=tuple(table.runs[i] for i in np.random.default_rng(0).permutation(len(table))))
+    first, second = (analyse(t, ("isoflop",), [1e22], bootstrap=50).best.decisions[0] for t in (table, moved))
+    assert first == second
+
+
+def test_sizes_as_far_as_each_other_are_both_in() -> None:
+    x, y = np.log([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]), np.array([5.0, 4.0, 3.0, 4.0, 5.0, 6.0])
+    for scale in (0.0, 1.7, -13.3):  # units of N
+        assert nearest_to_lowest(x + scale, y, 4).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_one_loss_has_no_lowest() -> None:
+    log_n = np.log([1e6, 2e6, 4e6, 8e6])
+    assert "one loss" in fit_curve(1e15, np.arange(4), log_n, -log_n, np.full(4, 3.0), None).reason
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (forecast.main, ["--bootstrap", "0"], "gives no interval"),
+        (forecast.main, ["--late"], "give --runs mlflow"),
+        (forecast.main, ["--shapes", "x.yaml"], "needs --sequence-length"),
+        (forecast.main, ["--global-batch-tokens", "0"], "--global-batch-tokens is 0"),
+        (fit.main, ["--sweep", "abc"], "--sweep needs --runs mlflow"),
+        (next_cells.main, ["--seed", "-1"], "--seed is -1"),
+        (next_cells.main, ["--near", "abc"], "--near is 'abc'"),
+        (next_cells.main, ["--flops", "inf"], "--flops is inf"),
+        (next_cells.main, ["--approach", "isoflop", "--json", "x"], "without --config, --cells, --json"),
+        (report.main, ["--out", "FOLDER"], "Is a directory"),
+        (next_cells.main, ["--json", "FOLDER/runs.csv/x"], "runs.csv is a file"),
+    ],
+)
+def test_options_are_looked_at_before_the_work(
+    command: Callable[[list[str]], int], options: list[str], message: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "runs.csv"
+    path.write_text(lines())
+    options = [option.replace("FOLDER", str(tmp_path)) for option in options]
+    assert command(["--runs", str(path), "--budget", "1e21", *options]) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_forecast_says_what_its_holdout_did_and_how_far_it_is() -> None:
+    table = grid(surface(*HOFFMANN), sizes=6, noise=0.002)
+    far = 1000 * float(table.budgets.max())
+    report = FitReport("runs", analyse(table, ("parametric",), [far], bootstrap=50), 50, {})
+    found = forecast.make_forecast(report, far)
+    assert "1e+03 times the largest swept budget" in found.text()
+    assert "missed by no more than noise" in replace(found, widened=0.0).text()
+    assert "widened by 2.0%" in replace(found, widened=0.02).text()
+    assert "noise alone" in replace(found, holdout_err=math.nan).text()
+    with pytest.raises(ValueError, match="give a smaller --global-batch-tokens"):
+        forecast.make_forecast(report, far, [ModelConfig(100, 64, 2, 2)], 128, 10**30)
+
+
 def test_one_budget_gives_no_law() -> None:
     table = grid(surface(*HOFFMANN), sizes=9)
     table = table.where(table.budget == table.budgets[0])
@@ -143,7 +228,7 @@ def test_numbers_go_into_folders_that_are_made(tmp_path: Path, capsys: pytest.Ca
     common = ["--runs", str(path), "--approach", "isoflop", "--bootstrap", "0", "--budget", "1e21"]
     assert fit.main([*common, "--json", str(out)]) == 0 and out.stat().st_size > 100
     assert fit.main([*common, "--json", str(tmp_path)]) == 2
-    assert "Is a directory" in capsys.readouterr().err
+    assert "name a file to write" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "runs.csv"]
     assert forecast.main([*common, "--json", str(path / "below")]) == 2
 
