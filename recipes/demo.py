@@ -96,8 +96,9 @@ def _span(values: list[float]) -> str:
 
 
 def _ends(values: list[float | None], digits: int) -> str:
-    low, high = (f"{value:.{digits}f}" if value is not None else "?" for value in values)
-    return f"[{low}, {high}]"
+    if None in values:
+        return "without an interval"  # the flags of the fit say why
+    return "[" + ", ".join(f"{value:.{digits}f}" for value in values) + "]"
 
 
 def _percent(value: float | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sweeps.scaling.approaches import APPROACHES, Approach, FitOptions, Model, Replicates
 from sweeps.scaling.bias import Bias, own_grid_bias
-from sweeps.scaling.bootstrap import NO_INTERVAL, Interval, interval, widen
+from sweeps.scaling.bootstrap import MAX_FAILED_SHARE, NO_INTERVAL, Interval, interval, widen
 from sweeps.scaling.conventions import ConventionExponent, conventions, exponents
 from sweeps.scaling.holdout import Holdout, rolling
 from sweeps.scaling.holdout_runs import rolling_runs
@@ -266,7 +266,8 @@ def _draws(
         flags.append(f"no intervals: {error}")
         return None
     if replicates.failed:
-        flags.append(f"{replicates.failed} of {bootstrap} bootstrap replicates refused")
+        too_many = ", too many for an interval" if replicates.failed > MAX_FAILED_SHARE * bootstrap else ""
+        flags.append(f"{replicates.failed} of {bootstrap} bootstrap replicates refused{too_many}")
     return replicates
 
 

@@ -26,7 +26,7 @@ def serious(flags: tuple[str, ...]) -> list[str]:
 
 
 def preferred(results: Iterable[Result]) -> Result:
-    """The result that predicted held-out budgets best; one that is seriously flagged or mostly refused only alone.
+    """The result that predicted held-out budgets best; one that has no intervals or serious flags only alone.
 
     Errors within a tenth of the lowest are a tie: they rest on one to three budgets, and another seed would order them
     anew. Of these the one whose error can be held against what noise and bias alone would give, else all of it widens
@@ -39,7 +39,7 @@ def preferred(results: Iterable[Result]) -> Result:
 
 
 def _last(result: Result) -> bool:
-    return bool(serious(result.flags)) or mostly_refused(result)
+    return bool(serious(result.flags)) or mostly_refused(result) or not np.isfinite(result.a_interval.low)
 
 
 def _error(result: Result) -> float:

@@ -166,6 +166,7 @@ def test_fits_that_the_runs_do_not_identify_are_refused() -> None:
         ([("x", 0.043, True, ()), ("y", 0.040, True, ())], "y"),
         ([("x", 0.010, True, ("E at its bound",)), ("y", 0.5, False, ("one",))], "y"),
         ([("x", 0.010, True, ("E at its bound",))], "x"),
+        ([("x", 0.010, True, ("too many for an interval",)), ("y", 0.5, False, ("one", "two"))], "y"),
         ([("x", None, False, ("one",)), ("y", None, False, ())], "y"),
         ([("x", None, False, ()), ("y", 0.9, False, ("one",))], "y"),
     ],
@@ -175,7 +176,10 @@ def test_errors_that_hardly_differ_do_not_decide_which_approach_is_preferred(row
     for name, error, known, flags in rows:
         point = HoldoutPoint(2.0, 1.0, 1.0, 1.0, error or 0.0, 1.0, 1.0, 0.0, 0.001 if known else math.nan)
         holdout = Holdout(() if error is None else (point,))
-        results.append(SimpleNamespace(approach=name, holdout=holdout, flags=flags, budgets=(1.0, 2.0)))
+        ends = Interval(math.nan if "too many for an interval" in flags else 0.4, 0.6)
+        results.append(
+            SimpleNamespace(approach=name, holdout=holdout, flags=flags, budgets=(1.0, 2.0), a_interval=ends)
+        )
     assert preferred(results).approach == chosen
 
 
