@@ -77,7 +77,9 @@ def test_ways_to_switch_a_filter_off_stay() -> None:
 def test_every_number_of_a_stage_has_a_range_that_holds_its_default() -> None:
     for name, kind in KINDS.items():
         numbers = {option for option, value in kind.options.items() if type(value) in (int, float)}
-        assert numbers == {option for option, limit in kind.allowed.items() if isinstance(limit, Range)}, name
+        ranges = {option: limit for option, limit in kind.allowed.items() if isinstance(limit, Range)}
+        off = {option for option, limit in ranges.items() if limit.off and kind.options[option] is None}
+        assert numbers | off == ranges.keys(), name
         words = {option: value for option, value in kind.options.items() if value is not REQUIRED}
         assert checked_options(name, kind.options, kind.allowed, words, name) == words
 
