@@ -17,7 +17,7 @@ import numpy as np
 from sweeps.scaling.laws import LossLaw, PowerLine, fit_loss_law, fit_power_line
 from sweeps.scaling.table import Array, FitError, RunTable
 
-NEAREST = 5  # 4 miss N* by 1.5 times as much or more, more have more bias: docs/scaling.md
+NEAREST = 5  # 4 miss N* by 1.3 to 2 times as much, more have more bias: docs/scaling.md
 MIN_POINTS = 3
 ONE_LOSS = 1e-9  # losses that differ by less than this share have no lowest one
 NOTHING = (float("nan"), float("nan"), float("nan"))  # coefficients of a curve that has no parabola
