@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.profilers import Profiler
@@ -26,12 +28,17 @@ from plugins.strategies.checkpoint import candidates
 from plugins.strategies.ports import choose_port
 from recipes.checks import check_seed, check_values, count_devices, is_child_rank, set_max_steps
 from recipes.class_paths import check_class, restrict, said_by_class, shorten
+from recipes.command import split_help
 from recipes.from_hf import config_defaults
 from recipes.run_record import RunRecord
 from recipes.trainer import RecipeTrainer, check_precision, device_of, settle
 
 _DEFAULTS = str(Path(conf.__file__).parent / "trainer" / "default.yaml")
-_SUBCOMMANDS = ("fit", "validate", "test")
+_SUBCOMMANDS = {
+    "fit": "Train a run, from its beginning or (--ckpt_path) from a checkpoint.",
+    "validate": "Loss and bits per byte of a checkpoint on the held-out windows.",
+    "test": "The same as validate.",
+}
 
 # What the recipe relies on and no config should change.
 _FIXED = {
@@ -60,10 +67,18 @@ class OneLineParser(LightningArgumentParser):
         )
 
 
-class PretrainCLI(LightningCLI):
-    """LightningCLI with the recipe's defaults, owners of shared values, and run folders."""
+class Help(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """jsonargparse's, with examples a line each."""
 
-    def __init__(self, args: Any = None, run: bool = True):
+
+class PretrainCLI(LightningCLI):
+    """LightningCLI with the recipe's defaults, owners of shared values, and run folders.
+
+    Args:
+        help_text: what --help says before and behind the subcommands, see recipes.command.split_help.
+    """
+
+    def __init__(self, args: Any = None, run: bool = True, help_text: str = ""):
         plugins.strategies.register()
         restrict()
         self.newest_of: Path | None = None  # folder of checkpoints whose newest sound one is continued
@@ -73,6 +88,10 @@ class PretrainCLI(LightningCLI):
             "default_config_files": [_DEFAULTS],
             "parser_mode": "omegaconf+",
         }
+        words: dict[str, Any] = {
+            "prog": "python -m recipes.pretrain", **split_help(help_text), "formatter_class": Help,
+        }  # fmt: skip
+        subcommands = {name: {**defaults, "description": _SUBCOMMANDS[name]} for name in self.subcommands()}
         super().__init__(
             LlamaModule,
             TokenDataModule,
@@ -81,7 +100,7 @@ class PretrainCLI(LightningCLI):
             parser_class=OneLineParser,
             trainer_defaults=dict(_FIXED),
             seed_everything_default=0,
-            parser_kwargs=dict.fromkeys(self.subcommands(), defaults) if run else defaults,
+            parser_kwargs={**words, **subcommands} if run else defaults,
             args=args,
             run=run,
             auto_configure_optimizers=False,
@@ -91,7 +110,7 @@ class PretrainCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The one that the command line names, else all: the parsers of the others take as long to build."""
-        names = set(sys.argv[1:2]) & set(_SUBCOMMANDS) or _SUBCOMMANDS
+        names = set(sys.argv[1:2]) & _SUBCOMMANDS.keys() or _SUBCOMMANDS
         return {name: skip for name, skip in LightningCLI.subcommands().items() if name in names}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

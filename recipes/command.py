@@ -7,8 +7,22 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 _OWN = ("lm", "plugins", "recipes", "sweeps")
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Text as it is written; the default of each option that has one, unless its own words name it."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        default = action.default
+        none = default is None or default is False or default in ("", [], argparse.SUPPRESS)
+        if not none and action.help != argparse.SUPPRESS and "default" not in (action.help or ""):
+            values = default if isinstance(default, list) else [default]
+            shown = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+            action.help = f"{action.help} (default {shown})" if action.help else f"default {shown}"
+        super().add_argument(action)
 
 
 def command_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
@@ -17,13 +31,13 @@ def command_parser(command: str, doc: str | None) -> argparse.ArgumentParser:
     Args:
         doc: text, then "Examples:" with one command a line.
     """
+    return argparse.ArgumentParser(f"python -m {command}", **split_help(doc), formatter_class=Help)
+
+
+def split_help(doc: str | None) -> dict[str, Any]:
+    """A parser's description and epilog: a text, and what it has from "Examples:" on."""
     description, _, examples = (doc or "").partition("Examples:")
-    return argparse.ArgumentParser(
-        f"python -m {command}",
-        description=description,
-        epilog=f"Examples:{examples}" if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return {"description": description, "epilog": f"Examples:{examples}" if examples else None}
 
 
 def exit_status(command: Callable[[], int | None], interrupted: str = "stopped") -> int:

@@ -42,9 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(name: str, summary: str, description: str) -> argparse.ArgumentParser:
-        shape = argparse.RawDescriptionHelpFormatter
         return commands.add_parser(
-            name, help=summary, description=description, epilog=parser.epilog, formatter_class=shape
+            name, help=summary, description=description, epilog=parser.epilog, formatter_class=parser.formatter_class
         )
 
     prepare = add(

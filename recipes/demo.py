@@ -108,8 +108,8 @@ def _percent(value: float | None) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Options of the demo."""
     parser = command_parser("recipes.demo", __doc__)
-    parser.add_argument("--budget", type=float, default=3.6e12, help="FLOPs of the planned run (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, help="of the planned run (default %(default)s)")
+    parser.add_argument("--budget", type=float, default=3.6e12, help="FLOPs of the planned run")
+    parser.add_argument("--processes", type=int, default=2, help="of the planned run")
     return parser.parse_args(argv)
 
 

@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="compare with the plan; without a value: half the devices, 32k context, fp8, 13B",
     )
     parser.add_argument("--calibrate", type=Path, metavar="FILE.json", help="measure this machine as a device")
-    parser.add_argument("--seconds", type=float, default=60, help="of the calibration (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="of the calibration")
     return parser
 
 

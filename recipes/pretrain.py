@@ -20,13 +20,12 @@ from typing import Any
 
 from lm.errors import ConfigError
 
-LOST_CONTACT = 142  # 128 + SIGALRM, as of plugins.callbacks.heartbeat: another rank is gone, try again
-
 
 def main() -> int:
     """Run LightningCLI; a ConfigError becomes one line and exit status 2, a signal 128 + its number."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+    from plugins.callbacks.heartbeat import EXIT_CODE
     from recipes.build import PretrainCLI
     from recipes.checks import is_child_rank
     from recipes.cpu import keep_freed_memory
@@ -34,7 +33,7 @@ def main() -> int:
     quiet()
     keep_freed_memory()
     try:
-        PretrainCLI()
+        PretrainCLI(help_text=__doc__ or "")
     except (ConfigError, MisconfigurationException) as error:
         if not is_child_rank():  # every rank meets the same mistake
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -48,7 +47,7 @@ def main() -> int:
             "newest checkpoint",
             file=sys.stderr,
         )
-        return LOST_CONTACT
+        return EXIT_CODE
     except KeyboardInterrupt:  # before training has begun; later it saves first (plugins/callbacks/stop.py)
         return 130
     return 0

@@ -41,8 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("recipes.bench fit", __doc__)
     parser.add_argument("--runs", metavar="FILE.csv", help="the points; without it 240 simulated ones")
     parser.add_argument("--where", metavar="EXPR", help="keep rows for which this holds")
-    parser.add_argument("--bootstrap", type=int, default=4000, help="refits (default %(default)s)")
-    parser.add_argument("--verify", type=int, default=40, help="refits repeated by scipy (default %(default)s)")
+    parser.add_argument("--bootstrap", type=int, default=4000, help="refits")
+    parser.add_argument("--verify", type=int, default=40, help="refits repeated by scipy")
     parser.add_argument("--reference", type=float, default=0.0, metavar="SHARE", help="share of the reference to run")
     parser.add_argument("--seed", type=int, default=0)
     return parser

@@ -15,7 +15,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from recipes.command import command_parser, exit_status
 from sweeps import answers
 from sweeps.files import check_places, write_text
 from sweeps.fit_report import FitReport
-from sweeps.records import OPTIONAL_COLUMNS, PARENT, read_runs
+from sweeps.records import CSV_COLUMNS, OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import Analysis, analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.isoflop import NEAREST
@@ -128,20 +127,23 @@ def parser() -> argparse.ArgumentParser:
 def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None:
     """Options that `sweeps.fit`, `sweeps.forecast` and `sweeps.report` share: which runs, and how to fit them."""
     p.add_argument("--runs", required=required, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
-    p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"])
+    p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"], help="how to fit; all: side by side")
     for key, meaning in (
-        ("n", "parameters"), ("d", "tokens"), ("c", "FLOPs (without it: 6 N D)"), ("loss", "loss in nats per token"),
-        ("budget", "IsoFLOP budget (without it: grouped by FLOPs)"), ("run", "name of the run"),
-        *((key, key.replace("_", " ")) for key in OPTIONAL_COLUMNS),
+        ("n", "of parameters"), ("d", "of tokens"), ("c", "of FLOPs (without one: 6 N D)"),
+        ("loss", "of loss in nats per token"), ("budget", "of IsoFLOP budgets (without one: grouped by FLOPs)"),
+        ("run", "that names runs"), ("lr", "of learning rates"), ("batch_tokens", "of tokens a step"),
+        ("d_model", "of widths"), ("n_layers", "of depths"), ("n_non_embedding", "of parameters without embeddings"),
+        ("unique_tokens", "of different tokens"), ("source", "that names corpora"),
     ):  # fmt: skip
-        p.add_argument(f"--columns.{key}", metavar="NAME", help=f"column of {meaning}")
+        names = OPTIONAL_COLUMNS.get(key) or (CSV_COLUMNS[key],)
+        p.add_argument(f"--columns.{key}", metavar="NAME", help=f"column {meaning}; in a CSV {' or '.join(names)}")
     p.add_argument("--where", metavar="EXPR", help="keep rows for which this holds, e.g. 'd_model > 32 and seed == 0'")
     p.add_argument("--sweep", metavar="RUN_ID", help="only cells of this sweep (its MLflow parent run)")
-    p.add_argument("--near", default=str(NEAREST), metavar="K|all", help="points per parabola (default %(default)s)")
+    p.add_argument("--near", default=str(NEAREST), metavar="K|all", help="points per parabola")
     p.add_argument("--max-excess", type=float, metavar="SHARE", help="parametric: drop runs this far above the minimum")
     p.add_argument("--noise-sd", type=float, metavar="SD", help="known sd of ln loss of one run; else estimated")
-    p.add_argument("--bootstrap", type=int, default=1000, metavar="K", help="replicates (default %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of starts and resampling (default %(default)s)")
+    p.add_argument("--bootstrap", type=int, default=1000, metavar="K", help="replicates")
+    p.add_argument("--seed", type=int, default=0, help="of starts and resampling")
     p.add_argument("--tracking-uri", metavar="URI", help="MLflow; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
 
 
@@ -159,7 +161,6 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
     Raises:
         ValueError: as `fit_experiment`, and for options that do not go together.
     """
-    options: dict[str, Any] = vars(arguments)
     source: str = arguments.runs
     if log and not source.startswith("mlflow:"):
         raise ValueError("--mlflow needs --runs mlflow:EXPERIMENT: a CSV has no experiment to log to")
@@ -167,19 +168,24 @@ def fit_from_arguments(arguments: argparse.Namespace, budgets: Sequence[float], 
         raise ValueError("--sweep needs --runs mlflow:EXPERIMENT: a CSV has no sweeps to choose from")
     return fit_experiment(
         source,
-        arguments.approach,
-        budgets,
-        arguments.bootstrap,
-        arguments.seed,
-        near_of(arguments),
-        arguments.max_excess,
-        arguments.noise_sd,
-        {key: options[f"columns.{key}"] for key in ("n", "d", "c", "loss", "budget", "run", *OPTIONAL_COLUMNS)},
-        arguments.where,
-        source.removeprefix("mlflow:") if log else None,
-        arguments.sweep,
-        arguments.tracking_uri,
+        approach=arguments.approach,
+        budgets=budgets,
+        bootstrap=arguments.bootstrap,
+        seed=arguments.seed,
+        near=near_of(arguments),
+        max_excess=arguments.max_excess,
+        noise_sd=arguments.noise_sd,
+        columns=columns_of(arguments),
+        where=arguments.where,
+        mlflow_experiment=source.removeprefix("mlflow:") if log else None,
+        parent_run_id=arguments.sweep,
+        tracking_uri=arguments.tracking_uri,
     )
+
+
+def columns_of(arguments: argparse.Namespace) -> dict[str, str | None]:
+    """--columns.* by quantity; None where an option was not given."""
+    return {key: getattr(arguments, f"columns.{key}") for key in (*CSV_COLUMNS, *OPTIONAL_COLUMNS)}
 
 
 def warn_of_mixture(table: RunTable) -> None:

@@ -90,12 +90,8 @@ def _stopping(sweep: LrSweep, cells: Sequence[LrCell]) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = sweep_parser("sweeps.mup_lr", __doc__, "conf/sweep/mup_lr.yaml")
-    parser.add_argument(
-        "--near", type=int, default=NEAREST, help="rates each parabola goes through (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--bootstrap", type=int, default=2000, help="replicates of the intervals (default: %(default)s)"
-    )
+    parser.add_argument("--near", type=int, default=NEAREST, help="rates each parabola goes through")
+    parser.add_argument("--bootstrap", type=int, default=2000, help="replicates of the intervals")
     parser.add_argument("--out", metavar="DIR", help="folder of figure and JSON (default: runs_dir/NAME)")
     return parser
 

@@ -25,10 +25,10 @@ from pathlib import Path
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from sweeps.files import check_places, write_text
-from sweeps.fit import add_run_arguments, check_options, near_of, warn_of_mixture
+from sweeps.fit import add_run_arguments, check_options, columns_of, near_of, warn_of_mixture
 from sweeps.next_config import Family, extended_config
 from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text
-from sweeps.records import CSV_COLUMNS, OPTIONAL_COLUMNS, read_runs
+from sweeps.records import read_runs
 from sweeps.scaling.design import DECISIONS
 from sweeps.scaling.next_simulation import SURFACES, simulate
 from sweeps.scaling.proposal import base_of, propose
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--flops", type=float, metavar="FLOPS", help="of all new cells (default: 3 more sizes a budget)")
     p.add_argument("--cells", type=int, metavar="K", help="new cells at most (default: 3 for each budget)")
     p.add_argument("--largest", type=float, metavar="FLOPS", help="new largest budget (default: one step of the grid)")
-    p.add_argument("--decision", choices=DECISIONS, default="size", help="what is to be known (default %(default)s)")
+    p.add_argument("--decision", choices=DECISIONS, default="size", help="what is to be known")
     p.add_argument("--config", type=Path, metavar="FILE", help="the sweep's: cells are its shapes")
     p.add_argument("--out", type=Path, metavar="FILE", help="write the sweep's config with the new cells here")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the proposal here")
@@ -56,12 +56,12 @@ def parser() -> argparse.ArgumentParser:
 def simulation_parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.next --simulate`."""
     p = command_parser("sweeps.next --simulate", "Extends simulated sweeps by `next` and by uniform grids.")
-    p.add_argument("--simulate", action="store_true", required=True)
-    p.add_argument("--sweeps", type=int, default=40, metavar="K", help="simulated sweeps (default %(default)s)")
+    p.add_argument("--simulate", action="store_true", required=True, help="simulate sweeps instead of reading runs")
+    p.add_argument("--sweeps", type=int, default=40, metavar="K", help="simulated sweeps")
     p.add_argument("--surface", nargs="+", choices=SURFACES, default=list(SURFACES), help="default: all")
     p.add_argument("--reach", type=float, default=100.0, metavar="X", help="target over the largest swept budget")
-    p.add_argument("--noise-sd", type=float, default=0.003, metavar="SD", help="of ln loss (default %(default)s)")
-    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--noise-sd", type=float, default=0.003, metavar="SD", help="of ln loss")
+    p.add_argument("--seed", type=int, default=0, help="of the simulated sweeps")
     p.add_argument("--json", type=Path, metavar="FILE", help="write every number here")
     return p
 
@@ -78,9 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(arguments: argparse.Namespace) -> None:
     _check(arguments)
-    options = vars(arguments)
-    columns = {key: options[f"columns.{key}"] for key in (*CSV_COLUMNS, *OPTIONAL_COLUMNS)}
-    table = read_runs(arguments.runs, columns, arguments.where, arguments.tracking_uri, arguments.sweep)
+    table = read_runs(arguments.runs, columns_of(arguments), arguments.where, arguments.tracking_uri, arguments.sweep)
     warn_of_mixture(table)
     if arguments.approach == "isoflop":
         found = propose_rows(table, arguments.budget, arguments.flops, near_of(arguments), arguments.seed)

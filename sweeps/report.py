@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     add_run_arguments(p, required=False)
     p.add_argument("--budget", type=float, nargs="+", default=[], metavar="FLOPS", help="target budgets to decide for")
     p.add_argument("--title", metavar="TEXT", help="of the page")
-    p.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help="page to write (default %(default)s)")
+    p.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="FILE", help="page to write")
     p.add_argument("--decision", type=Path, metavar="DIR", help="folder made by sweeps.decide, in place of --runs")
     p.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of all training runs")
     return p

@@ -234,6 +234,7 @@ def test_help_explains(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     told = capsys.readouterr().out
     for text in ("--trainer.strategy", "--data.global_batch_tokens", "tokens an optimizer step", "--ckpt_path"):
         assert text in told
+    assert told.startswith("usage: python -m recipes.pretrain ") and "Train a run" in told
 
 
 def test_a_warmup_longer_than_the_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,9 @@ def test_help_has_examples(module: Any, capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit) as stop:
         module.main(["--help"])
     assert stop.value.code == 0
-    assert "Examples:" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Examples:" in told and "(default 1000)" in told and "of starts and resampling (default 0)" in told
+    assert "side by side (default all)" in told and "a CSV batch_tokens or" in told and "default None" not in told
 
 
 def test_mlflow_and_csv_give_the_same_fit(report: FitReport, csv_file: Path) -> None:
