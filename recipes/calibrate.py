@@ -23,6 +23,7 @@ from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.planner.devices import Device, as_values
 from lm.planner.timing import work
+from recipes.files import write_text
 
 Shape = tuple[ModelConfig, int, int]  # model, windows, tokens a window
 
@@ -61,8 +62,7 @@ def calibrate(path: Path, seconds: float) -> str:
         for shape, got, said in zip(HELD_OUT, held_out, predictions, strict=True)
     ]  # fmt: skip
     device = as_device(rates)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"device": as_values(device), "held_out": checks}, indent=1))
+    write_text(path, json.dumps({"device": as_values(device), "held_out": checks}, indent=1))
     lines = [f"{device.name}: {device.tflops['fp32'] * 1e3:.1f} GFLOP/s in matrix products; wrote {path}"]
     for check in checks:
         lines.append(

@@ -22,6 +22,7 @@ from typing import Any
 from lm.errors import ConfigError
 from recipes.card_facts import FORECASTS, NUMBER, PLAN, SCORES, RunFacts, check, read_run, read_values
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places, write_text
 
 _CONFIG = ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab_size", "sequence_length", "tie_embeddings")
 _TRAINING = (
@@ -238,19 +239,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
 
     def command() -> None:
-        from lm.data.files import write_bytes
-
         out = options.out or options.run / "model_card.md"
+        check_places((options.out,))
         text = write_card(
             options.run,
             read_values(options.scores, "--scores", ["model"], SCORES),
             read_values(options.plan, "--plan", list(PLAN), PLAN),
             read_values(options.forecasts, "--forecasts", list(FORECASTS), FORECASTS),
         )
-        try:
-            write_bytes(out, text.encode())
-        except OSError as error:
-            raise ConfigError(f"cannot write {out}: {error.strerror}") from None
+        write_text(out, text)
         print(f"wrote {out}")
 
     return exit_status(command)

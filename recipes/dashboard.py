@@ -14,6 +14,7 @@ from typing import Any
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places
 
 History = Mapping[str, Sequence[tuple[int, float]]]
 
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     def command() -> None:
         from plugins.loggers.read_run import metric_history
 
+        check_places((options.out,))
         draw(metric_history(options.run), options.run, options.out)
         print(options.out)
 
@@ -75,6 +77,7 @@ def draw(history: History, title: str, path: Path) -> None:
     figure.supxlabel("step", fontsize=10)
     figure.suptitle(title, fontsize=12)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot write {path}: {error}") from None

@@ -14,14 +14,17 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm.data.files import plain
 from recipes import evaluate_steps
 from recipes.command import command_parser, exit_status
 from recipes.evaluate_checks import check_options
+from recipes.files import write_text
 
 if TYPE_CHECKING:
     from recipes.loading import Trained
@@ -116,9 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> None:
         values = evaluate(options, lambda line: print(line, flush=True))
         if options.json:
-            from lm.data.files import plain, write_json
-
-            write_json(options.json, plain(values))
+            write_text(options.json, json.dumps(plain(values), indent=1, ensure_ascii=False) + "\n")
             print(f"\nnumbers: {options.json}")
 
     return exit_status(command, "stopped" + ("; --json was not written" if options.json else ""))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-from pathlib import Path
 
 from lm.errors import ConfigError
 from recipes.benchmarks import check_tasks
+from recipes.files import check_places
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -20,9 +19,7 @@ def check_options(options: argparse.Namespace) -> None:
     _check_what(options)
     _check_numbers(options)
     _check_device(options.device)
-    for option in ("json", "plots"):
-        if getattr(options, option) is not None:
-            check_writable(getattr(options, option), f"--{option}", folder=option == "plots")
+    check_places((options.json,), (options.plots,))
     _check_files(options)
 
 
@@ -68,19 +65,6 @@ def _check_device(name: str) -> None:
     if not known:
         here = "cpu" if not torch.cuda.is_available() else f"cpu, cuda:0 to cuda:{torch.cuda.device_count() - 1}"
         raise ConfigError(f"--device {name!r} is not on this machine, which has {here}")
-
-
-def check_writable(path: Path, option: str, folder: bool = False) -> None:
-    """Raise ConfigError where `path` cannot become a file (or, with `folder`, a folder to write in)."""
-    if path.exists() and path.is_dir() != folder:
-        raise ConfigError(f"{option} {path} is a {'file' if folder else 'folder'}; give another name")
-    place = path if folder else path.parent
-    while folder and not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigError(f"{option} {path}: {place} is no folder; make it first")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"{option} {path}: {place} cannot be written to; give another place")
 
 
 def _check_files(options: argparse.Namespace) -> None:

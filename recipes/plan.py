@@ -25,6 +25,7 @@ from typing import Any
 from lm.data.files import plain
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places
 from recipes.plan_config import job_from, override, pretrain_config, read, write_config
 
 
@@ -97,6 +98,7 @@ def run(options: argparse.Namespace, argv: list[str] | None = None) -> None:
     """
     from lm.planner.plan import make_plan
 
+    check_places((options.out, options.calibrate), (options.plots,))
     if options.calibrate:
         from recipes.calibrate import calibrate
 

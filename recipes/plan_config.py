@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from lm.config import ModelConfig, model_config_from
-from lm.data.files import write_bytes
 from lm.data.options import whole
 from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, tokens_for_budget
@@ -18,6 +17,7 @@ from lm.planner.layout import CHECKPOINTING, STRATEGIES, Layout
 from lm.planner.memory import device_type_of
 from lm.planner.shapes import SHAPES, shape_for
 from lm.planner.sizes import Surface, surface_from
+from recipes.files import write_text
 
 _KEYS = {field.name for field in fields(Job)} - {"surface"} | {"loss", "budget_flops", "vocab_size"}
 _SAME = ("name", "precision", "lr", "warmup_steps", "schedule", "flops_convention", "data_dir", "inference_tokens")
@@ -243,5 +243,4 @@ def write_config(config: Mapping[str, Any], path: Path, command: str) -> None:
     """YAML with a first line that says how it was made."""
     import yaml
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, (f"# Made by: {command}\n" + yaml.safe_dump(dict(config), sort_keys=False)).encode())
+    write_text(path, f"# Made by: {command}\n" + yaml.safe_dump(dict(config), sort_keys=False))

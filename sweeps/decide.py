@@ -28,8 +28,8 @@ import yaml
 from lm.errors import ConfigError
 from lm.plan import count_parameters
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places, write_text
 from sweeps.config import SweepConfig, load_config
-from sweeps.files import check_places, write_text
 from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.scaling.approaches import APPROACHES

@@ -20,8 +20,8 @@ import numpy as np
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places, write_text
 from sweeps import answers
-from sweeps.files import check_places, write_text
 from sweeps.fit_report import FitReport
 from sweeps.records import CSV_COLUMNS, OPTIONAL_COLUMNS, PARENT, read_runs
 from sweeps.scaling.analysis import Analysis, analyse

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.files import check_places, write_text
+from recipes.files import check_places, write_text
 from sweeps.fit import add_run_arguments, fit_from_arguments
 from sweeps.forecast_record import Check, check, log_forecast, log_outcome, markers
 from sweeps.forecasting import Forecast, make_forecast, nearest_shape, read_shapes

@@ -26,9 +26,9 @@ from typing import Any
 from lm.data.files import exclusive
 from lm.errors import ConfigError
 from recipes.command import exit_status
+from recipes.files import check_places, write_text
 from sweeps.config import SweepConfig, load_config
 from sweeps.corpus_store import local_corpus
-from sweeps.files import check_places, write_text
 from sweeps.grid import Cell, Corpus, build_grid, grid_id, plan_grid
 from sweeps.grid_text import epoch_warnings, grid_table
 from sweeps.job_list import jobs_of

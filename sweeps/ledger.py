@@ -21,7 +21,7 @@ from pathlib import Path
 
 from plugins.loggers.tracking import tracking_uri
 from recipes.command import command_parser, exit_status
-from sweeps.files import check_places, write_text
+from recipes.files import check_places, write_text
 from sweeps.ledger_rows import Row, give_up, read_ledger, settle
 from sweeps.ledger_score import Score, ledger_dict, ledger_text, score, score_by
 from sweeps.mlflow_runs import require_store

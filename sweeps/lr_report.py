@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import plain
+from recipes.files import write_text
 from sweeps.lr_plot import plot_lr
 from sweeps.scaling.lr_curve import LrRun
 from sweeps.scaling.lr_optimum import Optimum
@@ -113,7 +114,7 @@ def write_files(analysis: LrAnalysis, folder: Path) -> list[Path]:
     """Writes mup_lr.png and mup_lr.json; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     plot_lr(analysis, folder / FIGURE)
-    (folder / NUMBERS).write_text(json.dumps(lr_dict(analysis), indent=1) + "\n", encoding="utf-8")
+    write_text(folder / NUMBERS, json.dumps(lr_dict(analysis), indent=1) + "\n")
     return [folder / FIGURE, folder / NUMBERS]
 
 

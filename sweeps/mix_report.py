@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import plain
+from recipes.files import write_text
 from recipes.paired import Difference
-from sweeps.files import write_text
 from sweeps.isoflop import SweepResult
 from sweeps.mix_grid import MixSweep
 from sweeps.mix_rank import MixRun, Ranked, Ranking

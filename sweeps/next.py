@@ -24,7 +24,7 @@ from pathlib import Path
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.files import check_places, write_text
+from recipes.files import check_places, write_text
 from sweeps.fit import add_run_arguments, check_options, columns_of, near_of, warn_of_mixture
 from sweeps.next_config import Family, extended_config
 from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text

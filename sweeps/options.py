@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
+from recipes.files import check_places
 from sweeps.config import SweepConfig
-from sweeps.files import check_places
 
 
 class Sweep(Protocol):

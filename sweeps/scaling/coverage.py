@@ -26,7 +26,7 @@ import numpy as np
 
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from sweeps.files import check_places, write_text
+from recipes.files import check_places, write_text
 from sweeps.scaling.analysis import analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.surfaces import SURFACES, KnownSurface

@@ -111,7 +111,7 @@ def test_mistakes_are_one_line(
         (["--run", str(run), "--scores", str(tmp_path / "none.json")], "cannot be read"),
         (["--run", str(run), "--scores", str(run / "data.txt")], "is not JSON"),
         (["--run", str(run), "--plan", str(tmp_path / "list.json")], "has no parameters"),
-        (["--run", str(run), "--out", str(tmp_path / "none" / "card.md")], "cannot write"),
+        (["--run", str(run), "--out", str(run / "data.txt" / "card.md")], "data.txt is a file"),
     ):
         assert main(arguments) == 2
         error = capsys.readouterr().err

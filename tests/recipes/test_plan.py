@@ -306,7 +306,7 @@ def test_values_of_the_command_line(tmp_path: Path, capsys) -> None:
     assert main(["--config", str(path), "--set", "cluster.price_per_hour=[2"]) == 2
     assert "is not YAML; quote it, or close its brackets" in capsys.readouterr().err
     assert main(["--config", str(path), "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+    assert capsys.readouterr().err == f"error: {tmp_path} is a folder; name a file to write\n"
     assert list(tmp_path.iterdir()) == [path]
 
 

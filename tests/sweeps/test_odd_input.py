@@ -15,9 +15,9 @@ import pytest
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from recipes.command import exit_status
+from recipes.files import write_text
 from sweeps import fit, forecast, ledger, report
 from sweeps import next as next_cells
-from sweeps.files import write_text
 from sweeps.fit_report import FitReport
 from sweeps.outcome import read_decision
 from sweeps.records import read_runs
@@ -150,7 +150,7 @@ def test_one_loss_has_no_lowest() -> None:
         (next_cells.main, ["--near", "abc"], "--near is 'abc'"),
         (next_cells.main, ["--flops", "inf"], "--flops is inf"),
         (next_cells.main, ["--approach", "isoflop", "--json", "x"], "without --config, --cells, --json"),
-        (report.main, ["--out", "FOLDER"], "Is a directory"),
+        (report.main, ["--out", "FOLDER"], "is a folder; name a file"),
         (next_cells.main, ["--json", "FOLDER/runs.csv/x"], "runs.csv is a file"),
     ],
 )

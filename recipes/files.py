@@ -1,4 +1,4 @@
-"""Writing result files."""
+"""Files and folders of results: can they be written, and writing them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def write_text(path: Path, text: str) -> None:
 def check_places(files: tuple[Path | None, ...], folders: tuple[Path | None, ...] = ()) -> None:
     """Says before the work, not after it, that results could not be written; None is a place not asked for.
 
+    Folders that are missing are no mistake: write_text makes them.
+
     Raises:
         ConfigError: a file's place is taken by a folder or the other way round, or its folder cannot be written to.
     """
     for path in filter(None, files):
         if path.is_dir():
-            raise ConfigError(f"{path}: Is a directory; name a file to write")
+            raise ConfigError(f"{path} is a folder; name a file to write")
         _check_folder(path.parent, path)
     for path in filter(None, folders):
         _check_folder(path, path)
