@@ -42,25 +42,25 @@ class Beat:
         return self.step, self.place
 
 
-def verdict(beats: dict[int, Beat], world_size: int, limit_seconds: float, now: float) -> list[str]:
-    """One phrase for each rank that the others wait for; empty when nobody is behind.
+def verdict(beats: dict[int, Beat], world_size: int, limit_seconds: float, now: float) -> dict[int, str]:
+    """Each rank that the others wait for, and what is known of it; empty when nobody is behind.
 
     Args:
         beats: of the ranks that ever said something.
         limit_seconds: how long the asking rank has waited.
         now: seconds since the epoch.
     """
-    phrases = []
+    late = {}
     front = max((beat.position for beat in beats.values()), default=(0, 0))
     for rank in range(world_size):
         beat = beats.get(rank)
         if beat is None:
-            phrases.append(f"rank {rank} never began")
+            late[rank] = f"rank {rank} never began"
         elif now - beat.alive > limit_seconds / 2:
-            phrases.append(f"rank {rank} has been silent since step {beat.step} ({now - beat.alive:.0f} s)")
+            late[rank] = f"rank {rank} has been silent since step {beat.step} ({now - beat.alive:.0f} s)"
         elif beat.position < front:
-            phrases.append(f"rank {rank} is alive but has hung in step {beat.step + 1} for {now - beat.moved:.0f} s")
-    return phrases
+            late[rank] = f"rank {rank} is alive but has hung in step {beat.step + 1} for {now - beat.moved:.0f} s"
+    return late
 
 
 class Heartbeat(Callback):
@@ -157,17 +157,17 @@ class Heartbeat(Callback):
             self._asked = True
             if time.monotonic() - self._answered > self._limit / 2:
                 # With no answer from the store: it lives in rank 0 (torchrun: in its agent), and nobody else can tell.
-                self._end([f"the store that rank 0 or its launcher keeps gives no answer (step {self._step})"], 0)
+                self._end([f"the store that rank 0 or its launcher keeps gives no answer (step {self._step})"])
             elif self._beats:
                 late = verdict(self._beats, self._world_size, self._limit, time.time())
-                named = {int(phrase.split()[1]) for phrase in late}
-                waiting = [rank for rank in range(self._world_size) if rank not in named]
+                waiting = [rank for rank in range(self._world_size) if rank not in late]
                 if late and self._rank in waiting:
-                    self._end(late, waiting[0])
+                    self._end(list(late.values()) if self._rank == waiting[0] else [])
                 self._beats = {}
 
-    def _end(self, phrases: list[str], speaker: int) -> None:
-        if self._rank == speaker or not any(phrase.startswith("rank") for phrase in phrases):
+    def _end(self, phrases: list[str]) -> None:
+        """End this process, and say why where that is for this rank to say."""
+        if phrases:
             shown = phrases[:4] + ([f"and {len(phrases) - 4} more"] if len(phrases) > 4 else [])
             line = f"error: {'; '.join(shown)}: the other ranks wait in vain; restart with --ckpt_path auto\n"
             sys.stderr.flush()
