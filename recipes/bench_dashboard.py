@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from recipes.bench_step import SIZES, add_sizes, run_config, write_data
 from recipes.command import command_parser
 
 KINDS = ("plain", "idle", "look")
@@ -31,11 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_parser("recipes.bench dashboard", __doc__)
     parser.add_argument("--every", type=int, default=10, help="n: steps from one look to the next")
     parser.add_argument("--score-every", type=int, default=4, help="see plugins.callbacks.dashboard.Dashboard")
-    parser.add_argument("--d-model", type=int, default=256)
-    parser.add_argument("--n-layers", type=int, default=4)
-    parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
-    parser.add_argument("--sequences", type=int, default=8, help="windows a step")
-    parser.add_argument("--vocab-size", type=int, default=4096)
+    add_sizes(parser)
     parser.add_argument("--rounds", type=int, default=50, help="rounds of three steps; medians count")
     return parser
 
@@ -53,7 +50,7 @@ def run(argv: list[str]) -> dict[str, Any]:
         "look_over_plain": round(look / plain, 4),
         "idle_over_plain": round(idle / plain, 4),
         **{f"{kind}_seconds": round(statistics.median(seconds[kind]), 5) for kind in KINDS},
-        **{key: getattr(options, key) for key in ("d_model", "n_layers", "sequence_length", "sequences", "rounds")},
+        **{key: getattr(options, key) for key in (*SIZES, "rounds")},
     }
     print(json.dumps(result))
     return result
@@ -61,57 +58,22 @@ def run(argv: list[str]) -> dict[str, Any]:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of each step, by kind."""
-    from lm.data.synthetic import random_documents, write_folder
     from plugins.callbacks.dashboard import Dashboard
     from recipes.build import build
 
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-    tokens = 40 * options.sequence_length * options.sequences
-    documents = {
-        "train": random_documents(tokens, options.vocab_size, 300, seed=0),
-        "validation": random_documents(4 * options.sequence_length, options.vocab_size, 300, seed=1),
-    }
-    write_folder(folder / "data", {"random": documents}, options.vocab_size)
-    parts = build(_config(folder, options))
-    turns = _turns(Dashboard(1, score_every=options.score_every), options)
+    write_data(folder, options)
+    config = run_config(folder, options, len(KINDS) * (options.rounds + 1))
+    config["trainer"] |= {"log_every_n_steps": 1_000_000}
+    parts = build(config)
+    turns = _turns(Dashboard(1, score_every=options.score_every))
     trainer: Any = parts.trainer
     trainer.callbacks.append(turns)
     trainer.fit(parts.module, datamodule=parts.data)
     return turns.seconds
 
 
-def _config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    batch_tokens = options.sequences * options.sequence_length
-    return {
-        "name": "bench",
-        "runs_dir": str(folder / "runs"),
-        "tokens": float(batch_tokens * len(KINDS) * (options.rounds + 1)),
-        "model": {
-            "config": {
-                "vocab_size": options.vocab_size,
-                "d_model": options.d_model,
-                "n_layers": options.n_layers,
-                "n_heads": max(1, options.d_model // 64),
-            },
-            "runtime": {"compile": False},
-        },
-        "data": {
-            "dir": str(folder / "data"),
-            "sequence_length": options.sequence_length,
-            "global_batch_tokens": batch_tokens,
-            "validation_windows": 1,
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "precision": "32-true",
-            "limit_val_batches": 0,
-            "log_every_n_steps": 1_000_000,
-        },
-    }
-
-
-def _turns(dashboard: Any, options: argparse.Namespace) -> Any:
+def _turns(dashboard: Any) -> Any:
     """The last callback: after each step it takes the time, and puts the dashboard in or out for the next one."""
     from lightning.pytorch import Callback
 

@@ -21,17 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from recipes.bench_step import SIZES, add_sizes, run_config, write_data
 from recipes.command import command_parser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
     parser = command_parser("recipes.bench guard", __doc__)
-    parser.add_argument("--d-model", type=int, default=256)
-    parser.add_argument("--n-layers", type=int, default=4)
-    parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
-    parser.add_argument("--sequences", type=int, default=8, help="windows a step")
-    parser.add_argument("--vocab-size", type=int, default=4096)
+    add_sizes(parser)
     parser.add_argument("--rule", default="robust", help="robust, ema or sigma")
     parser.add_argument("--steps", type=int, default=2, help="steps of each side in a round")
     parser.add_argument("--rounds", type=int, default=41, help="rounds; the median ratio counts")
@@ -51,14 +48,12 @@ def run(argv: list[str]) -> dict[str, Any]:
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The median over rounds of guarded / unguarded seconds, and the seconds inside the guard as a share of a step."""
     from plugins.callbacks.spike_guard import SpikeGuard
-    from recipes.bench_step import run_config, write_data
     from recipes.build import build
 
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     write_data(folder, options)
-    config = run_config(folder, options)
+    config = run_config(folder, options, options.steps * 2 * (options.rounds + 1))
     guard = SpikeGuard(options.rule, warmup=options.steps)
-    config["tokens"] = float(options.sequences * options.sequence_length * options.steps * 2 * (options.rounds + 1))
     config["trainer"] |= {"accelerator": options.accelerator}
     parts = build(config)
     trainer: Any = parts.trainer
@@ -75,7 +70,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "step_seconds": round(step_seconds, 5),
         "accepted_steps": guard.rule.accepted,
         "skipped_steps": guard.skipped_steps,
-        **{key: getattr(options, key) for key in ("rule", "d_model", "n_layers", "sequence_length", "sequences")},
+        **{key: getattr(options, key) for key in ("rule", *SIZES)},
     }
 
 

@@ -21,18 +21,25 @@ from typing import Any
 
 from recipes.command import command_parser
 
+SIZES = ("d_model", "n_layers", "sequence_length", "sequences")  # named in the result
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the command line."""
     parser = command_parser("recipes.bench step", __doc__)
+    add_sizes(parser)
+    parser.add_argument("--steps", type=int, default=4, help="steps of each side in a round")
+    parser.add_argument("--rounds", type=int, default=21, help="rounds; the median ratio counts")
+    return parser
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Options of the run that this benchmark and those of callbacks measure."""
     parser.add_argument("--d-model", type=int, default=256)
     parser.add_argument("--n-layers", type=int, default=4)
     parser.add_argument("--sequence-length", type=int, default=256, help="tokens a window")
     parser.add_argument("--sequences", type=int, default=8, help="windows a step")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=4, help="steps of each side in a round")
-    parser.add_argument("--rounds", type=int, default=21, help="rounds; the median ratio counts")
-    return parser
 
 
 def run(argv: list[str]) -> dict[str, Any]:
@@ -50,7 +57,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
     write_data(folder, options)
-    parts = build(run_config(folder, options))
+    parts = build(run_config(folder, options, options.steps * (options.rounds + 1)))
     trainer: Any = parts.trainer
     turns = _turns(options)
     trainer.callbacks.append(turns)
@@ -63,7 +70,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "ratio_each": [round(ratio, 4) for ratio in ratios],
         "recipe_tokens_per_s": round(step_tokens / statistics.median(turns.recipe_seconds)),
         "bare_tokens_per_s": round(step_tokens / statistics.median(turns.bare_seconds)),
-        **{key: getattr(options, key) for key in ("d_model", "n_layers", "sequence_length", "sequences")},
+        **{key: getattr(options, key) for key in SIZES},
     }
 
 
@@ -79,13 +86,13 @@ def write_data(folder: Path, options: argparse.Namespace) -> None:
     write_folder(folder / "data", {"random": documents}, options.vocab_size)
 
 
-def run_config(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Of the recipe's run over that data, with its default callbacks and logger."""
+def run_config(folder: Path, options: argparse.Namespace, steps: int) -> dict[str, Any]:
+    """Of the recipe's run of so many steps over that data, with its default callbacks and logger."""
     batch_tokens = options.sequences * options.sequence_length
     return {
         "name": "bench",
         "runs_dir": str(folder / "runs"),
-        "tokens": float(batch_tokens * options.steps * (options.rounds + 1)),
+        "tokens": float(batch_tokens * steps),
         "model": {
             "config": {
                 "vocab_size": options.vocab_size,
