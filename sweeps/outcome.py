@@ -11,6 +11,8 @@ from typing import Any
 
 from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
+from plugins.loggers.delivery import run_id_of
+from plugins.loggers.history import latest
 from sweeps.forecast import Check, Forecast
 from sweeps.ledger_rows import LATE_WORD, read_ledger
 from sweeps.mlflow_runs import client
@@ -56,13 +58,14 @@ def measured(run_dir: Path) -> tuple[str, dict[str, float]]:
     Raises:
         ConfigError: there is no such run, or it has not finished.
     """
-    note = run_dir / "mlflow_run_id"
-    if not note.is_file():
+    run_id = run_id_of(run_dir)
+    if run_id is None:
         raise ConfigError(f"{run_dir} holds no run yet: python -m recipes.pretrain fit --config ... first")
-    run = client().get_run(note.read_text().strip())
+    mlflow_client = client()
+    run = mlflow_client.get_run(run_id)
     if run.info.status != "FINISHED" or "val_loss" not in run.data.metrics:
         raise ConfigError(f"the run in {run_dir} is {run.info.status}: finish it with --ckpt_path last")
-    return run.info.run_id, dict(run.data.metrics)
+    return run_id, latest(mlflow_client, run)
 
 
 def is_late(forecast_id: str, experiment: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.data.files import exclusive, write_bytes
-from plugins.loggers.delivery import RUN_ID_FILE
+from plugins.loggers.delivery import run_id_of
 from plugins.loggers.journal import FILE, Journal, decode
 from plugins.loggers.sender import Sender
 from sweeps.corpus_store import local_corpus
@@ -39,8 +39,7 @@ def folder_of(spec: dict[str, Any]) -> Path:
 
 def earlier_run(spec: dict[str, Any]) -> str | None:
     """MLflow run of a try of this cell that was cut off and can go on."""
-    note = folder_of(spec) / "run" / RUN_ID_FILE
-    return note.read_text().strip() or None if note.is_file() else None
+    return run_id_of(folder_of(spec) / "run")
 
 
 def train(spec: dict[str, Any]) -> tuple[dict[str, float], int, int]:

@@ -21,7 +21,7 @@ from typing import Any
 from ray import tune
 
 from lm.errors import ConfigError, RunStopped
-from plugins.loggers.delivery import RUN_ID_FILE
+from plugins.loggers.delivery import run_id_of
 from plugins.loggers.sweep_ledger import (
     COMPLETE,
     DIVERGED,
@@ -181,7 +181,7 @@ def branch_checkpoint(branch: dict[str, Any], params: dict[str, Any]) -> str:
         raise TrunkEnded(status, f"its trunk {status} before step {branch['step']}: there is no checkpoint {path}")
     if (problem := checkpoint_io.check(path)) is not None:
         raise TrunkEnded(FAILED, f"{problem}; remove it, and --resume trains the trunk again")
-    params["trunk"] = (run / RUN_ID_FILE).read_text().strip()
+    params["trunk"] = run_id_of(run) or ""
     return str(path)
 
 

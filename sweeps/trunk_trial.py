@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError, RunStopped
-from plugins.loggers.delivery import RUN_ID_FILE
+from plugins.loggers.delivery import run_id_of
 from plugins.loggers.sweep_ledger import COMPLETE, DIVERGED, TRUNK, SweepLedger, trunk_tags
 from sweeps.branch_points import checkpoint_at, step_of
 from sweeps.config import SweepConfig
@@ -62,8 +62,7 @@ def run_trunk(spec: dict[str, Any]) -> dict[str, Any]:
     run = Path(spec["folder"]) / "run"
     folder = run / "checkpoints"
     missing = [step for step in spec["starts"] if not _sound(folder, step)]
-    note = run / RUN_ID_FILE
-    trained = Trained(note.read_text().strip() or None if note.is_file() else None)
+    trained = Trained(run_id_of(run))
     if not missing:
         trained.status = COMPLETE
         return _result(trained, cpu, wall)

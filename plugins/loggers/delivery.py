@@ -30,6 +30,12 @@ class Point(NamedTuple):
     step: int
 
 
+def run_id_of(run_dir: Path) -> str | None:
+    """MLflow run of a run's folder; None before there is one."""
+    note = run_dir / RUN_ID_FILE
+    return note.read_text().strip() or None if note.is_file() else None
+
+
 class Delivery:
     """One run's records, in order. Every method may raise anything; calling it again is safe.
 
@@ -44,8 +50,7 @@ class Delivery:
     def __init__(self, run_dir: Path, uri: str):
         self.run_dir = run_dir
         self.uri = uri
-        note = run_dir / RUN_ID_FILE
-        self.run_id: str | None = (note.read_text().strip() or None) if note.is_file() else None
+        self.run_id = run_id_of(run_dir)
         self._client: Any = None
         self._there: dict[str, set[tuple[int, int]]] = {}  # key -> (step, time) of points that the store has
         self._there_since = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lm.errors import ConfigError
+from plugins.loggers.delivery import RUN_ID_FILE, run_id_of
 from plugins.loggers.history import curve
 from plugins.loggers.tracking import check_store, tracking_uri
 
@@ -21,10 +22,9 @@ def metric_history(run: str) -> dict[str, list[tuple[int, float]]]:
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
-    note = Path(run) / "mlflow_run_id"
-    if Path(run).is_dir() and not note.exists():
-        raise ConfigError(f"{run} has no file mlflow_run_id, so it is no run's folder; or give an MLflow run's id")
-    run_id = note.read_text().strip() if note.exists() else run
+    run_id = run_id_of(Path(run)) if Path(run).is_dir() else run
+    if run_id is None:
+        raise ConfigError(f"{run} has no file {RUN_ID_FILE}, so it is no run's folder; or give an MLflow run's id")
     check_store(tracking_uri())
     client = MlflowClient(tracking_uri=tracking_uri())
     try:
