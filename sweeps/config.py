@@ -99,6 +99,15 @@ class SweepConfig:
         if not 0 < self.tolerance < 1 or self.min_steps < 1 or self.max_failures < 0:
             raise ConfigError("tolerance must be in (0, 1), min_steps at least 1, max_failures not negative")
 
+    @property
+    def lr(self) -> float:
+        """Peak learning rate that `optim` names.
+
+        Raises:
+            ConfigError: it is no number.
+        """
+        return real(self.optim.get("lr", 3e-4), "optim.lr")
+
     def _check_trunk(self) -> None:
         """What one stable phase for several budgets asks for."""
         if self.mode != "trunk":

@@ -168,9 +168,36 @@ def make_cell(
         sequences=sequences,
         steps=steps,
         warmup_steps=config.warmup.steps_for(steps) if shared is None else shared[1],
-        lr=config.lr_horizon.lr_for(_learning_rate(config), tokens),
+        lr=config.lr_horizon.lr_for(config.lr, tokens),
     )
     return dataclasses.replace(cell, cell_id=cell_id(cell, config, corpus))
+
+
+def cell_of_tokens(
+    config: SweepConfig, model: ModelConfig, tokens: float, sequences: int, lr: float, seed: int
+) -> Cell:
+    """A run of so many tokens, whose budget is what it costs; cell_id is left to the caller.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+    T = config.data.sequence_length
+    steps = max(1, round(tokens / (sequences * T)))
+    if steps < config.min_steps:
+        raise ConfigError(
+            f"{steps} steps of {sequences} sequences, min_steps is {config.min_steps}: raise tokens or lower sequences"
+        )
+    cell = Cell(
+        budget_flops=1.0,
+        seed=seed,
+        model=model,
+        sequence_length=T,
+        sequences=sequences,
+        steps=steps,
+        warmup_steps=config.warmup.steps_for(steps),
+        lr=lr,
+    )
+    return dataclasses.replace(cell, budget_flops=float(cell.flops))
 
 
 def fitting_batch(
@@ -212,14 +239,6 @@ def _shared_lengths(
         shortest = steps_for_budget(model, min(budgets), T, sequences * T)
         found[width] = (sequences, config.warmup.steps_for(shortest))
     return found
-
-
-def _learning_rate(config: SweepConfig) -> float:
-    lr = config.optim.get("lr", 3e-4)
-    try:
-        return float(lr)  # YAML reads 8e-3 as text
-    except (TypeError, ValueError):
-        raise ConfigError(f"optim.lr must be a number, got {lr!r}") from None
 
 
 def _problem(cell: Cell, config: SweepConfig) -> str:

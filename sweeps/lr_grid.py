@@ -16,8 +16,8 @@ from typing import Any
 from lm.config import MuPConfig
 from lm.errors import ConfigError
 from sweeps.config import SweepConfig, parse_config
-from sweeps.grid import Cell, Corpus, cell_id
-from sweeps.parsing import as_list, load, make, real, whole
+from sweeps.grid import Cell, Corpus, cell_id, cell_of_tokens
+from sweeps.parsing import as_list, check_names, load, make, real, whole
 from sweeps.shapes import head_size, model_config
 
 MUP, STANDARD = "mup", "standard"
@@ -134,12 +134,7 @@ def load_lr_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) 
 def parse_lr_sweep(raw: Mapping[str, Any]) -> LrSweep:
     """An LrSweep from plain values, as load_lr_sweep."""
     rest = dict(raw)
-    for name, instead in _OWNED.items():
-        if name in rest:
-            raise ConfigError(f"{name} is a setting of sweeps.isoflop; a learning-rate sweep takes {instead}")
-    missing = [name for name in ("widths", "lr", "tokens") if name not in rest]
-    if missing:
-        raise ConfigError(f"{missing[0]} is missing")
+    check_names(rest, _OWNED, ("widths", "lr", "tokens"), "a learning-rate sweep")
     widths = tuple(sorted(whole(w, "widths") for w in as_list(rest.pop("widths"), "widths")))
     lrs = _learning_rates(rest.pop("lr"))
     tokens = real(rest.pop("tokens"), "tokens")
@@ -205,26 +200,9 @@ def make_lr_cell(
 ) -> LrCell:
     """One run. Under both parametrisations a width starts from the same values; see model_settings."""
     config = sweep.common
-    T = config.data.sequence_length
-    model = model_config(
-        dataclasses.replace(config, model=model_settings(config, param, width)), width, corpus.vocab_size
-    )
-    steps = max(1, round(sweep.tokens / (sequences * T)))
-    if steps < config.min_steps:
-        raise ConfigError(
-            f"{steps} steps of {sequences} sequences, min_steps is {config.min_steps}: raise tokens or lower sequences"
-        )
-    cell = LrCell(
-        budget_flops=1.0,
-        seed=seed,
-        model=model,
-        sequence_length=T,
-        sequences=sequences,
-        steps=steps,
-        warmup_steps=config.warmup.steps_for(steps),
-        lr=lr,
-    )
-    cell = dataclasses.replace(cell, budget_flops=float(cell.flops))
+    settings = dataclasses.replace(config, model=model_settings(config, param, width))
+    model = model_config(settings, width, corpus.vocab_size)
+    cell = LrCell(**vars(cell_of_tokens(config, model, sweep.tokens, sequences, lr, seed)))
     return dataclasses.replace(cell, cell_id=cell_id(cell, config, corpus))
 
 

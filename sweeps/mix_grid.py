@@ -14,8 +14,8 @@ from lm.data.slices import base_of
 from lm.errors import ConfigError
 from lm.optim.schedule import wsd_decay_start
 from sweeps.config import SweepConfig, parse_config
-from sweeps.grid import Cell, Corpus, cell_id
-from sweeps.parsing import load, real, whole
+from sweeps.grid import Cell, Corpus, cell_id, cell_of_tokens
+from sweeps.parsing import check_names, load, real, whole
 from sweeps.shapes import model_config
 from sweeps.trunks import schedule_of
 
@@ -97,12 +97,7 @@ def load_mix_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None)
 def parse_mix_sweep(raw: Mapping[str, Any]) -> MixSweep:
     """A MixSweep from plain values, as load_mix_sweep."""
     rest = dict(raw)
-    for name, instead in _OWNED.items():
-        if name in rest:
-            raise ConfigError(f"{name} is a setting of sweeps.isoflop; a mix sweep takes {instead}")
-    for name in ("mixes", "width", "tokens"):
-        if name not in rest:
-            raise ConfigError(f"{name} is missing")
+    check_names(rest, _OWNED, ("mixes", "width", "tokens"), "a mix sweep")
     width, tokens = whole(rest.pop("width"), "width"), real(rest.pop("tokens"), "tokens")
     more: dict[str, Any] = {"mixes": _mixes(rest.pop("mixes"))}
     if "sequences" in rest:
@@ -151,30 +146,14 @@ def build_mix_grid(sweep: MixSweep, corpus: Corpus) -> list[Candidate]:
 def make_candidate(sweep: MixSweep, corpus: Corpus, name: str, seed: int) -> Candidate:
     """One run."""
     config = sweep.common
-    T = config.data.sequence_length
-    steps = max(1, round(sweep.tokens / (sweep.sequences * T)))
-    if steps < config.min_steps:
-        raise ConfigError(
-            f"{steps} steps of {sweep.sequences} sequences, min_steps is {config.min_steps}: raise tokens or lower"
-            " sequences"
-        )
-    cell = Cell(
-        budget_flops=1.0,
-        seed=seed,
-        model=model_config(config, sweep.width, corpus.vocab_size),
-        sequence_length=T,
-        sequences=sweep.sequences,
-        steps=steps,
-        warmup_steps=config.warmup.steps_for(steps),
-        lr=real(config.optim.get("lr", 3e-4), "optim.lr"),
-    )
-    cell = dataclasses.replace(cell, budget_flops=float(cell.flops))
+    model = model_config(config, sweep.width, corpus.vocab_size)
+    cell = cell_of_tokens(config, model, sweep.tokens, sweep.sequences, config.lr, seed)
     given = sweep.mixes[name]
     data: dict[str, Any] = {"stable": config.data.weights, "anneal": given} if sweep.anneal else given
     hashed = dataclasses.replace(config, data=dataclasses.replace(config.data, weights=data))
     cell = dataclasses.replace(cell, cell_id=cell_id(cell, hashed, corpus))
-    start = wsd_decay_start(steps, schedule_of(cell, config)) if sweep.anneal else 0
-    drawn = (steps - start) * cell.global_batch_tokens
+    start = wsd_decay_start(cell.steps, schedule_of(cell, config)) if sweep.anneal else 0
+    drawn = (cell.steps - start) * cell.global_batch_tokens
     try:
         weights = _as_numbers(given, corpus, drawn)
     except ConfigError as error:

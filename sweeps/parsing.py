@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,24 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def check_names(raw: Mapping[str, Any], owned: Mapping[str, str], needed: Sequence[str], sweep: str) -> None:
+    """Refuse settings that a kind of sweep does not share with IsoFLOP sweeps, and ask for those that it needs.
+
+    Args:
+        owned: settings of an IsoFLOP sweep and what stands in their place.
+        sweep: names the kind.
+
+    Raises:
+        ConfigError: the first that is wrong.
+    """
+    for name, instead in owned.items():
+        if name in raw:
+            raise ConfigError(f"{name} is a setting of sweeps.isoflop; {sweep} takes {instead}")
+    for name in needed:
+        if name not in raw:
+            raise ConfigError(f"{name} is missing")
 
 
 def make(kind: type[_T], values: Any, where: str) -> _T:
