@@ -93,7 +93,7 @@ def score_questions(trained: Trained, options: argparse.Namespace, log: Callable
 
 def probe(trained: Trained, options: argparse.Namespace, window: int, log: Callable[[str], None]) -> dict[str, Any]:
     from lm.evaluation.long_context import TASKS, effective_length
-    from lm.evaluation.probes import DEPTHS, accuracy_by_length, filler_of, run_probes
+    from lm.evaluation.probes import accuracy_by_length, filler_of, make_probes, run_probes
     from lm.evaluation.questions import writer
     from lm.evaluation.text import scorer
 
@@ -102,8 +102,8 @@ def probe(trained: Trained, options: argparse.Namespace, window: int, log: Calla
     filler = filler_of(manifest, trained.tokenizer, max(lengths))
     tasks = TASKS if "all" in options.probes else tuple(dict.fromkeys(options.probes))
     scores = run_probes(
-        scorer(trained.model), writer(trained.model, trained.eot_id), trained.tokenizer, trained.eot_id, filler,
-        tasks, lengths, DEPTHS, options.samples, options.seed,
+        scorer(trained.model), writer(trained.model, trained.eot_id), trained.tokenizer, trained.eot_id,
+        make_probes(trained.tokenizer, filler, tasks, lengths, options.samples, options.seed),
         lambda s: log(f"  {s.task} {s.length} tokens, depth {s.depth:g}: exact {s.exact_match:.2f}"),
     )  # fmt: skip
     limits = (f"holds {options.share:.0%} up to", "falls below at")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,39 +58,49 @@ def filler_of(manifest: Manifest, tokenizer: Tokenizer, longest: int) -> list[st
     return sentences_of(texts)
 
 
-def run_probes(
-    score: Scorer,
-    write: Writer,
+Probes = dict[tuple[str, int, float], list[Question]]  # by task, length and depth
+
+
+def make_probes(
     tokenizer: Tokenizer,
-    eot_id: int,
     filler: Sequence[str],
     tasks: Sequence[str],
     lengths: Sequence[int],
-    depths: Sequence[float],
-    samples: int,
+    samples: int = 1,
     seed: int = 0,
-    report: Callable[[ProbeScore], None] = lambda score: None,
-) -> list[ProbeScore]:
+) -> Probes:
     """Every task at every length and depth.
 
     Args:
         filler: sentences, see filler_of.
         samples: probes a cell.
-        report: called after each cell.
 
     Raises:
         ConfigError: see make_probe.
     """
+    found: Probes = {}
+    for cell in product(tasks, sorted(lengths), DEPTHS):
+        task, length, depth = cell
+        probes = [make_probe(task, tokenizer, filler, length, depth, seed * 7919 + i) for i in range(samples)]
+        found[cell] = [Question(probe.prompt, probe.answers) for probe in probes]
+    return found
+
+
+def run_probes(
+    score: Scorer,
+    write: Writer,
+    tokenizer: Tokenizer,
+    eot_id: int,
+    probes: Probes,
+    report: Callable[[ProbeScore], None] = lambda score: None,
+) -> list[ProbeScore]:
+    """Scores of each cell; `report` is called after each."""
     scores = []
-    for task in tasks:
-        for length in sorted(lengths):
-            for depth in depths:
-                probes = [make_probe(task, tokenizer, filler, length, depth, seed * 7919 + i) for i in range(samples)]
-                questions = [Question(probe.prompt, probe.answers) for probe in probes]
-                rows = max(1, BATCH_TOKENS // length)
-                found = ask(score, write, tokenizer, questions, eot_id, _ANSWER_TOKENS, rows)
-                scores.append(ProbeScore(task, length, depth, samples, found.exact_match, found.per_byte))
-                report(scores[-1])
+    for (task, length, depth), questions in probes.items():
+        rows = max(1, BATCH_TOKENS // length)
+        found = ask(score, write, tokenizer, questions, eot_id, _ANSWER_TOKENS, rows)
+        scores.append(ProbeScore(task, length, depth, len(questions), found.exact_match, found.per_byte))
+        report(scores[-1])
     return scores
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from lm.data.shards import load_manifest
 from lm.data.tokenizer import end_of_text_id, load_tokenizer
 from lm.errors import ConfigError
-from lm.evaluation.long_context import check_task, make_probe
-from lm.evaluation.probes import DEPTHS, filler_of, run_probes
+from lm.evaluation.long_context import check_task
+from lm.evaluation.probes import DEPTHS, Probes, filler_of, make_probes, run_probes
 from lm.evaluation.questions import Question, ask, likeliest, read_questions
 from lm.evaluation.text import BATCH_TOKENS, Scorer, read_documents, score_file
 from lm.loss import IGNORE
@@ -75,7 +75,7 @@ class Evaluation(Callback):
         self.every_n_steps, self.context, self.max_new_tokens = every_n_steps, context, max_new_tokens
         self.probes, self.lengths = list(dict.fromkeys(probes or ())), sorted(set(lengths or ()))
         self._questions: dict[str, list[Question]] = {}
-        self._filler: list[str] = []
+        self._probes: Probes = {}
         self._tokenizer: Any = None
         self._eot_id = 0
 
@@ -94,18 +94,16 @@ class Evaluation(Callback):
             if not any(len(self._tokenizer.encode(head, add_special_tokens=False).ids) > 1 for head in heads):
                 raise ConfigError(f"evaluation: {path} has no document of two tokens or more")
         if self.probes:
-            self._read_filler(trainer.datamodule)
+            self._make_probes(trainer.datamodule)
 
-    def _read_filler(self, datamodule: Any) -> None:
-        """Held-out sentences for the probes that some stage's windows hold; each is made once to see that it can be."""
+    def _make_probes(self, datamodule: Any) -> None:
+        """Those that some stage's windows hold, of held-out sentences."""
         longest = max(stage.sequence_length for stage in datamodule.plan.stages)
         lengths = [length for length in self.lengths if length <= longest]
         if not lengths:
             raise ConfigError(f"evaluation: lengths {self.lengths} are all longer than the run's windows of {longest}")
-        self._filler = filler_of(load_manifest(datamodule.dir), self._tokenizer, lengths[-1])
-        for task in self.probes:
-            for length in (lengths[0], lengths[-1]):
-                make_probe(task, self._tokenizer, self._filler, length, 0.5, 0)
+        filler = filler_of(load_manifest(datamodule.dir), self._tokenizer, lengths[-1])
+        self._probes = make_probes(self._tokenizer, filler, self.probes, lengths)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if due(trainer, batch_idx, self.every_n_steps):
@@ -148,10 +146,8 @@ class Evaluation(Callback):
                     values[f"answer_nats_per_byte/{name}"] = -found.per_byte
                 else:
                     values[f"answer_nats_per_byte/{name}"] = self._nats_per_byte(score, questions)
-            lengths = [length for length in self.lengths if length <= window]
-            for cell in run_probes(
-                score, write, self._tokenizer, self._eot_id, self._filler, self.probes, lengths, DEPTHS, samples=1
-            ):
+            held = {cell: probes for cell, probes in self._probes.items() if cell[1] <= window}
+            for cell in run_probes(score, write, self._tokenizer, self._eot_id, held):
                 for kind, value in (("exact", cell.exact_match), ("nats_per_byte", -cell.log_probability)):
                     key = f"probe_{kind}/{cell.task}_{cell.length}"
                     values[key] = values.get(key, 0.0) + value / len(DEPTHS)

@@ -15,7 +15,7 @@ from lm.data.shards import load_manifest
 from lm.data.synthetic import write_folder
 from lm.data.tokenizer import load_tokenizer
 from lm.errors import ConfigError
-from lm.evaluation.probes import DEPTHS, filler_of, run_probes
+from lm.evaluation.probes import filler_of, make_probes, run_probes
 from lm.evaluation.questions import ask, read_questions, writer
 from lm.evaluation.text import scorer
 from lm.model import Llama
@@ -95,7 +95,7 @@ def test_probes_and_questions_score_as_outside_of_training(tmp_path: Path) -> No
 
     own = scorer(model), writer(model, 0), tokenizer
     filler = filler_of(load_manifest(tmp_path / "data"), tokenizer, 640)
-    cells = run_probes(*own, 0, filler, ["needle"], [512, 640], DEPTHS, 1)
+    cells = run_probes(*own, 0, make_probes(own[2], filler, ["needle"], [512, 640]))
     score = ask(*own, read_questions(asked), 0, 16)
     wanted = {"exact_match/asked": score.exact_match, "answer_nats_per_byte/asked": -score.per_byte}
     for length in (512, 640):
