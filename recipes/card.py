@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-from recipes.card_facts import FORECASTS, NUMBER, PLAN, SCORES, RunFacts, check, read_run, read_values
+from recipes.card_facts import RunFacts, as_written, read_run, read_values
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
 
@@ -51,15 +51,20 @@ def write_card(
         forecasts: what `sweeps.ledger --json` wrote.
 
     Raises:
-        ConfigError: see read_run.
+        ConfigError: see read_run; or a file is not what its command writes.
     """
     from recipes.export import data_folder
 
     facts = read_run(run)
-    data = data_folder(run / "checkpoints" / "x")
+    data = data_folder(run)
     parts = [f"# {facts.name}"]
-    parts += [_model(facts), _data(run, data), _training(facts), _plan(facts, plan)]
-    parts += [_forecast(facts, forecasts), _evaluations(facts, scores)]
+    parts += [_model(facts), _data(run, data), _training(facts)]
+    with as_written("--plan"):
+        parts.append(_plan(facts, plan))
+    with as_written("--forecasts"):
+        parts.append(_forecast(facts, forecasts))
+    with as_written("--scores"):
+        parts.append(_evaluations(facts, scores))
     parts.append(_LIMITS)
     return "\n\n".join(parts) + "\n"
 
@@ -89,9 +94,10 @@ def _data(run: Path, folder: Path | None) -> str:
     rows = []
     for name in manifest.source_names:
         train = manifest.split(name, "train")
-        check(f"{folder / 'manifest.json'}", train, {"documents": NUMBER, "tokens": NUMBER, "utf8_bytes": NUMBER})
         licence = manifest.content["sources"][name].get("licence", "not stated")
-        rows.append((name, _count(train["documents"]), _count(train["tokens"]), _count(train["utf8_bytes"]), licence))
+        with as_written(f"{folder / 'manifest.json'}"):
+            counts = [f"{train[key]:,.0f}" for key in ("documents", "tokens", "utf8_bytes")]
+        rows.append((name, *counts, licence))
     return text + "\n\n" + _table(("source", "documents", "train tokens", "bytes", "licence"), rows)
 
 
@@ -103,12 +109,13 @@ def _training(facts: RunFacts) -> str:
     if "spike/skipped_steps" in facts.last:
         rows.append(("steps skipped by the spike guard", f"{facts.last['spike/skipped_steps'][1]:.0f}"))
     text = "## Training\n\n" + _table(("", ""), rows)
-    for back in facts.roll_backs:
-        samples = sum(stop - start for start, stop in back["dropped"])
-        text += (
-            f"\n\nRolled back from step {back['at_step']:,} to {back['to_step']:,} after repeated spikes from step"
-            f" {back['first_strike'] + 1:,}; {samples:,} samples around them were dropped."
-        )
+    with as_written("spike_guard.json"):
+        for back in facts.roll_backs:
+            samples = sum(stop - start for start, stop in back["dropped"])
+            text += (
+                f"\n\nRolled back from step {back['at_step']:,} to {back['to_step']:,} after repeated spikes from step"
+                f" {back['first_strike'] + 1:,}; {samples:,} samples around them were dropped."
+            )
     return text
 
 
@@ -243,9 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_places((options.out,))
         text = write_card(
             options.run,
-            read_values(options.scores, "--scores", ["model"], SCORES),
-            read_values(options.plan, "--plan", list(PLAN), PLAN),
-            read_values(options.forecasts, "--forecasts", list(FORECASTS), FORECASTS),
+            read_values(options.scores, "--scores", ["model"]),
+            read_values(options.plan, "--plan", ["parameters", "time_and_cost", "step"]),
+            read_values(options.forecasts, "--forecasts", ["rows"]),
         )
         write_text(out, text)
         print(f"wrote {out}")

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
-
-NUMBER, MAYBE = (int, float), (int, float, type(None))  # JSON has null for what is no number
-_ROLL_BACK = {"first_strike": int, "at_step": int, "to_step": int, "dropped": [[int, int]]}
-PLAN: dict[str, Any] = {
-    "parameters": {"total": NUMBER},
-    "time_and_cost": {"seconds": NUMBER},
-    "step": {"tokens_per_s": NUMBER, "mfu": NUMBER},
-}
-_FORECAST = {"forecast_id": str, "approach": object, "status": str, "loss": MAYBE, "low": MAYBE, "high": MAYBE}
-FORECASTS: dict[str, Any] = {"rows": [{**_FORECAST, "measured": MAYBE}]}
-SCORES: dict[str, Any] = {
-    "text?": {"*": {"bits_per_byte": MAYBE, "loss": MAYBE, "tokens": MAYBE}},
-    "questions?": {"*": {"exact_match": NUMBER, "interval": [NUMBER, NUMBER], "log_probability_per_byte": MAYBE}},
-    "tasks?": {"*": {"questions": object}},
-    "probes?": {"effective_length": {"*": {"holds_to": MAYBE, "falls_at": MAYBE}}},
-    "contamination?": {"*": {"share": NUMBER, "texts": NUMBER, "too_short": NUMBER}},
-}
 
 
 @dataclass(frozen=True)
@@ -74,47 +58,31 @@ def read_run(run: Path) -> RunFacts:
         tags |= record.get("tags", {})
     guard = run / "spike_guard.json"
     backs = read_values(guard, "spike guard", ["roll_backs"])["roll_backs"] if guard.is_file() else []
-    check(str(guard), backs, [_ROLL_BACK])
     gaps = [min(after - before, 600_000) for before, after in pairwise(times)]
     return RunFacts(
         run.resolve().name, params, last, sum(gaps) / 1000, tuple(backs), tags.get("scalewright.forecast_id", "")
     )
 
 
-def check(what: str, value: Any, form: Any, path: str = "") -> None:
-    """Compare what was read with the form in which it is written.
-
-    Args:
-        what: names it in the message.
-        form: types; [form] of each item; [form, form] of just those; {key: form}, where "key?" may be missing and "*"
-            is each key. What it does not name is not looked at.
-        path: of `value` inside it.
+@contextmanager
+def as_written(what: str) -> Iterator[None]:
+    """Around what is said of a file that another command wrote: what cannot be said is the file's fault.
 
     Raises:
-        ConfigError: a figure is missing, or is none.
+        ConfigError: a value is missing, or is of another kind.
     """
-    inside: list[tuple[str, Any, Any]] = []
-    if isinstance(form, dict) and isinstance(value, dict):
-        for key, inner in form.items():
-            name = key.rstrip("?")
-            if name not in value and name == key != "*":
-                raise ConfigError(f"{what} is not as it was written: no {path}{key}; write it anew")
-            inside += [(str(one), value[one], inner) for one in (value if key == "*" else {name} & value.keys())]
-    elif isinstance(form, list) and isinstance(value, list) and len(form) in (1, len(value)):
-        inside = [(str(i), item, form[min(i, len(form) - 1)]) for i, item in enumerate(value)]
-    elif isinstance(form, dict | list) or not isinstance(value, form) or isinstance(value, bool):
-        shown = repr(value) if len(repr(value)) < 60 else f"a {type(value).__name__}"
-        raise ConfigError(f"{what} is not as it was written: {path.rstrip('.') or 'it'} is {shown}; write it anew")
-    for name, item, inner in inside:
-        check(what, item, inner, f"{path}{name}.")
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{what} is not as it was written: {said}; write it anew") from None
 
 
-def read_values(path: Path | None, option: str, keys: Sequence[str], form: Any = object) -> Any:
+def read_values(path: Path | None, option: str, keys: Sequence[str]) -> Any:
     """What another command wrote as JSON; None for None.
 
     Args:
         keys: that it must have to be of that command at all.
-        form: of the rest, see check.
 
     Raises:
         ConfigError: it cannot be read, or is not what that command writes.
@@ -129,5 +97,4 @@ def read_values(path: Path | None, option: str, keys: Sequence[str], form: Any =
         raise ConfigError(f"{option} {path} is not JSON: {error}") from None
     if not isinstance(values, dict) or any(key not in values for key in keys):
         raise ConfigError(f"{option} {path} has no {' or no '.join(keys)}: see python -m recipes.card --help")
-    check(option, values, form)
     return values

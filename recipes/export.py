@@ -57,7 +57,6 @@ def export(
         ConfigError: `out` exists, the checkpoint is none or damaged, the model has what Hugging Face's Llama has not,
             or the tokenizer is not the model's.
     """
-    from lm.config import model_config_from
     from lm.data.files import write_bytes, write_json
     from lm.data.tokenizer import END_OF_TEXT
     from lm.hf import check_exportable, to_hf_config
@@ -68,9 +67,7 @@ def export(
     if max_shard_bytes <= 0:
         raise ConfigError(f"--max-shard-bytes must be positive, got {max_shard_bytes}")
     reader = open_checkpoint(ckpt_path)
-    if "model_config" not in reader.rest:
-        raise ConfigError(f"{reader.path} does not say which model it holds; it was not written by recipes.pretrain")
-    config = model_config_from(reader.rest["model_config"])
+    config = config_of(reader)
     check_exportable(config)
     text, eos = find_tokenizer(tokenizer, reader, config)
     max_position = max_position or trained_length(reader.rest)
@@ -110,6 +107,19 @@ def open_checkpoint(path: Path) -> Reader:
             raise ConfigError(f"--ckpt_path {path}: the run has no complete checkpoint yet")
         path = found
     return Reader(path)
+
+
+def config_of(reader: Reader) -> ModelConfig:
+    """Of the model that a checkpoint holds.
+
+    Raises:
+        ConfigError: it does not say.
+    """
+    from lm.config import model_config_from
+
+    if "model_config" not in reader.rest:
+        raise ConfigError(f"{reader.path} does not say which model it holds; it was not written by recipes.pretrain")
+    return model_config_from(reader.rest["model_config"])
 
 
 def tensors(reader: Reader, config: ModelConfig) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
@@ -163,7 +173,7 @@ def find_tokenizer(given: Path | None, reader: Reader, config: ModelConfig) -> t
 
     from lm.data.tokenizer import end_of_text_id, load_tokenizer
 
-    path = data_folder(reader.path) if given is None else given
+    path = data_folder(reader.path.resolve().parent.parent) if given is None else given
     if path is None:
         raise ConfigError(f"no config.yaml of a run above {reader.path} names the data; pass --tokenizer DIR_OR_FILE")
     tokenizer = load_tokenizer(path)
@@ -179,11 +189,11 @@ def find_tokenizer(given: Path | None, reader: Reader, config: ModelConfig) -> t
     return text, end_of_text_id(tokenizer)
 
 
-def data_folder(checkpoint: Path) -> Path | None:
-    """data.dir of the run RUN/checkpoints/step-...; None when the checkpoint lies elsewhere."""
+def data_folder(run: Path) -> Path | None:
+    """data.dir of a run's folder; None where it is none."""
     from omegaconf import OmegaConf
 
-    path = checkpoint.resolve().parent.parent / "config.yaml"
+    path = run.resolve() / "config.yaml"
     if not path.is_file():
         return None
     try:

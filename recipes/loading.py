@@ -58,16 +58,13 @@ def load_trained(path: Path, tokenizer: Path | None = None, device: str = "cpu")
 def _from_checkpoint(path: Path, tokenizer: Path | None, device: str) -> Trained:
     import torch
 
-    from lm.config import model_config_from
     from lm.data.tokenizer import tokenizer_from
     from lm.init import materialize
     from lm.model import Llama
-    from recipes.export import find_tokenizer, open_checkpoint, trained_length
+    from recipes.export import config_of, find_tokenizer, open_checkpoint, trained_length
 
     reader = open_checkpoint(path)
-    if "model_config" not in reader.rest:
-        raise ConfigError(f"{reader.path} does not say which model it holds; it was not written by recipes.pretrain")
-    config = model_config_from(reader.rest["model_config"])
+    config = config_of(reader)
     text, eot = find_tokenizer(tokenizer, reader, config)
     with torch.device("meta"):
         model = Llama(config)
