@@ -9,10 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lm.errors import ConfigError
-from plugins.callbacks import branch, roll_backs, run_lock
+from plugins.callbacks import branch, rewind, roll_backs, run_lock
 from plugins.callbacks.checkpoint import SavingCallback, tell
 from plugins.callbacks.spike_guard import SpikeGuard
-from plugins.strategies import checkpoint, checkpoint_io, leftovers
+from plugins.strategies import checkpoint, leftovers
 
 
 class Resume(Callback):
@@ -142,13 +142,7 @@ def choose(trainer: Trainer, folder: Path, set_aside: bool) -> Path | None:
         ConfigError: on all ranks; there are checkpoints, and none is sound.
     """
     paths: list[Path] = trainer.strategy.broadcast(checkpoint.candidates(folder) if trainer.is_global_zero else [])
-    for path in paths:
-        problem = checkpoint_io.check(path)
-        if problem is None:
-            return path
-        if trainer.is_global_zero:
-            left = checkpoint.set_aside(path) if set_aside else path
-            tell(trainer, f"warning: {problem}{f' (it is {left.name} now)' if left != path else ''}")
-    if paths:
+    found = rewind.first_sound(paths, lambda problem: tell(trainer, f"warning: {problem}"), set_aside)
+    if paths and found is None:
         raise ConfigError(f"{folder}: none of its {len(paths)} checkpoints is sound; start a new run, or mend one")
-    return None
+    return found

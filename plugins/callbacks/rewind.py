@@ -6,7 +6,7 @@ Lightning reads next (batch, batch index, position) follows the restored state. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from plugins.callbacks import branch
-from plugins.strategies import checkpoint, collectives
+from plugins.strategies import checkpoint, checkpoint_io, collectives
 from plugins.strategies.checkpoint import CheckpointError
 
 
@@ -93,6 +93,22 @@ def _complete(folder: Path) -> list[tuple[int, Path]]:
         except CheckpointError:
             continue  # torn: whoever looks for the newest one reports it
     return sorted(found, reverse=True)
+
+
+def first_sound(paths: Sequence[Path], say: Callable[[str], None], set_aside: bool = True) -> Path | None:
+    """The first checkpoint whose files have their sha256; those before it are told of. Collective.
+
+    Args:
+        say: told what is wrong with each that is damaged.
+        set_aside: rename those (see checkpoint.set_aside), so that training can save there again.
+    """
+    for path in paths:
+        problem = checkpoint_io.check(path)  # before anything of it is loaded
+        if problem is None:
+            return path
+        left = checkpoint.set_aside(path) if set_aside and collectives.rank() == 0 else path
+        say(f"{problem} (it is {left.name} now)" if left != path else problem)
+    return None
 
 
 def remove_after(folder: Path, step: int) -> None:

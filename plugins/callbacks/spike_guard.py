@@ -13,10 +13,10 @@ from lm.data.dropped import Ranges, step_range, with_ranges
 from lm.data.order import merge_ranges
 from lm.errors import ConfigError, RunStopped
 from plugins.callbacks import rewind, roll_backs
+from plugins.callbacks.checkpoint import SavingCallback
 from plugins.callbacks.diagnosis import diagnose
 from plugins.callbacks.roll_backs import RollBack
 from plugins.callbacks.spike_rules import Spike, make_rule
-from plugins.strategies import checkpoint, checkpoint_io
 
 _WIDEST_MARGIN = 1_000_000  # steps
 
@@ -148,7 +148,7 @@ class SpikeGuard(Callback):
             return
         trainer.strategy.saver.wait()
         trainer.strategy.barrier("spike_guard")  # every rank's part of a save in the background is written
-        path = self._sound(trainer, self._candidates(trainer))
+        path = rewind.first_sound(self._candidates(trainer), self._say)
         if path is None:
             self._go_on(f"no sound checkpoint is older than the first strike, at step {self._struck[0] + 1}")
             return
@@ -171,7 +171,7 @@ class SpikeGuard(Callback):
 
     def _candidates(self, trainer: Any) -> list[Path]:
         """Complete checkpoints older than the first strike, best first."""
-        complete = rewind.complete_checkpoints(Path(trainer.default_root_dir) / "checkpoints")
+        complete = rewind.complete_checkpoints(SavingCallback.folder(trainer))
         older = [(step, path) for step, path in complete if step <= self._struck[0]]
         if self._stalled():  # what went wrong may be in the checkpoint already
             before = [item for item in older if item[0] < self.roll_backs[-1].to_step]
@@ -206,16 +206,6 @@ class SpikeGuard(Callback):
             skipped = trainer.datamodule.order.skipped
             self._unwritten = not roll_backs.write(Path(trainer.default_root_dir), self.roll_backs, skipped)
 
-    def _sound(self, trainer: Any, candidates: list[Path]) -> Path | None:
-        """The first candidate whose files are what was written; damaged ones are told of and set aside. Collective."""
-        for path in candidates:
-            problem = checkpoint_io.check(path)  # before anything of it is loaded
-            if problem is None:
-                return path
-            left = checkpoint.set_aside(path) if trainer.is_global_zero else path
-            self._say(f"{problem} (it is {left.name} now)")
-        return None
-
     def _around(self, order: Any, struck: list[int], margin: int, to_step: int) -> Ranges:
         """Ranges of k of the struck steps and of `margin` steps about each, none before the checkpoint's step."""
         return merge_ranges(step_range(order, max(at - margin, to_step), at + margin) for at in struck)
@@ -228,7 +218,7 @@ class SpikeGuard(Callback):
 
     def _stop(self, trainer: Any) -> None:
         """End the run with what is known; `--ckpt_path last` then means a state before the strikes."""
-        folder = Path(trainer.default_root_dir) / "checkpoints"
+        folder = SavingCallback.folder(trainer)
         trainer.strategy.saver.wait()
         trainer.strategy.barrier("spike_guard")
         older = [step for step, _ in rewind.complete_checkpoints(folder) if step <= self._struck[0]]
