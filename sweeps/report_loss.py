@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from lm.errors import RunStopped
+from plugins.callbacks.step_end import ends_step
 from plugins.loggers.sweep_ledger import STOPPED
 
 
@@ -57,7 +58,7 @@ class ReportLoss(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._losses.append(float(outputs["loss"]))
         step, steps = trainer.global_step, trainer.max_steps
-        if (batch_idx + 1) % trainer.accumulate_grad_batches or step % self.every or step >= steps or current is None:
+        if not ends_step(trainer, batch_idx) or step % self.every or step >= steps or current is None:
             return
         mean = sum(self._losses) / len(self._losses)
         self._losses = []

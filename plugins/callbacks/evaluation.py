@@ -20,7 +20,8 @@ from lm.evaluation.probes import DEPTHS, Probes, filler_of, make_probes, run_pro
 from lm.evaluation.questions import Question, ask, likeliest, read_questions
 from lm.evaluation.text import BATCH_TOKENS, Scorer, read_documents, score_file
 from lm.loss import IGNORE
-from plugins.callbacks.samples import continuations, due, evaluating
+from plugins.callbacks.samples import continuations, evaluating
+from plugins.callbacks.step_end import due
 
 _HEAD = 10_000  # characters; one token for so many is none that a tokenizer has
 

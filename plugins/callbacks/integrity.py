@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from lm.errors import ConfigError
+from plugins.callbacks.step_end import ends_step
 from plugins.strategies import collectives
 from plugins.strategies.checksums import checksum, published, replicated
 
@@ -47,7 +48,7 @@ class Integrity(Callback):
         self._found = ""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
+        if not ends_step(trainer, batch_idx):
             return
         if self._found or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
             self.check(trainer)

@@ -14,6 +14,7 @@ from lm.attention import Packing
 from lm.errors import ConfigError
 from lm.model import GQA
 from lm.scores import largest_scores
+from plugins.callbacks.step_end import ends_step
 
 
 class QKClip(Callback):
@@ -57,7 +58,7 @@ class QKClip(Callback):
             layer.watch_scores.remove(self._watch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
+        if not ends_step(trainer, batch_idx):
             return
         self.largest = self._reduced(*getattr(trainer.strategy, "head_part", (0, 1)))
         shrink = group_factors(self.largest, self.threshold, self._layers[0].wk.out_features // self._layers[0].d_head)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation import Sampling, choose
+from plugins.callbacks.step_end import due
 
 GREEDY = Sampling()
 
@@ -132,13 +133,6 @@ def _batch(rows: list[list[int]], width: int, device: torch.device) -> dict[str,
     recent = [row[-width:] for row in rows]
     ids = torch.tensor([row + [0] * (width - len(row)) for row in recent], device=device)
     return {"input_ids": ids, "at": torch.tensor([len(row) - 1 for row in recent], device=device)}
-
-
-def due(trainer: Any, batch_idx: int, every_n_steps: int) -> bool:
-    """After this micro-batch: an optimizer step is complete, and it is an every_n_steps-th or the run's last."""
-    step = trainer.global_step
-    complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-    return complete and (step % every_n_steps == 0 or step == trainer.max_steps)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from plugins.callbacks.checkpoint import SavingCallback
 from plugins.callbacks.diagnosis import diagnose
 from plugins.callbacks.roll_backs import RollBack
 from plugins.callbacks.spike_rules import Spike, make_rule
+from plugins.callbacks.step_end import ends_step
 
 _WIDEST_MARGIN = 1_000_000  # steps
 
@@ -91,7 +92,7 @@ class SpikeGuard(Callback):
         self._recall(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0:
+        if not ends_step(trainer, batch_idx):
             return
         spike, self._spike = self._spike, None
         if spike is not None:

@@ -1,4 +1,4 @@
-"""A hook that Lightning lacks: after an optimizer step, when every other hook of the step is done."""
+"""Optimizer steps: which micro-batch ends one, and a hook that Lightning lacks, when all else of the step is done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 Action = Callable[[Trainer, LightningModule], None]
+
+
+def ends_step(trainer: Any, batch_idx: int) -> bool:
+    """In on_train_batch_end: whether this micro-batch is the last one of its optimizer step."""
+    return bool((batch_idx + 1) % trainer.accumulate_grad_batches == 0)
+
+
+def due(trainer: Any, batch_idx: int, every_n_steps: int) -> bool:
+    """In on_train_batch_end: an optimizer step is complete, and it is an every_n_steps-th or the run's last."""
+    step = trainer.global_step
+    return ends_step(trainer, batch_idx) and (step % every_n_steps == 0 or step == trainer.max_steps)
 
 
 def after_step(trainer: Trainer, owner: object, action: Action, order: int = 0) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from lm.data.flops import flops_until
+from plugins.callbacks.step_end import due
 
 
 class Throughput(Callback):
@@ -28,9 +29,7 @@ class Throughput(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._tokens += batch["input_ids"].numel() - batch.get("padding", 0)
         step = trainer.global_step
-        if (batch_idx + 1) % trainer.accumulate_grad_batches != 0 or (
-            step % trainer.log_every_n_steps != 0 and step != trainer.max_steps
-        ):
+        if not due(trainer, batch_idx, trainer.log_every_n_steps):
             return
         self._pause()
         data = trainer.datamodule
