@@ -19,6 +19,7 @@ from lm.errors import ConfigError
 from lm.plan import DEFAULT_FLOP_CONVENTION, count_parameters, n_params
 from plugins.callbacks import run_lock
 from plugins.loggers.mlflow import MLflowLogger
+from recipes.files import write_text
 from recipes.version import git_commit
 
 
@@ -96,10 +97,7 @@ class RunRecord(SaveConfigCallback):
 
     def _write_config(self, run_dir: Path) -> None:
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            aside = run_dir / ".config.yaml.tmp"
-            aside.write_text(self.parser.dump(self.config, skip_none=False))
-            aside.rename(run_dir / "config.yaml")
+            write_text(run_dir / "config.yaml", self.parser.dump(self.config, skip_none=False))
         except OSError as error:
             raise ConfigError(f"cannot write the folder {run_dir}: {error.strerror}; set another runs_dir") from None
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lm.data.files import write_bytes
 from lm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from lm.errors import ConfigError
 from lm.generation import Sampling, choose
@@ -94,9 +95,7 @@ class Samples(Callback):
         content = "\n\n".join(f"=== {prompt}\n{prompt}|{text}" for prompt, text in pairs) + "\n"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            aside = path.with_suffix(".tmp")
-            aside.write_text(content, encoding="utf-8")
-            aside.rename(path)
+            write_bytes(path, content.encode())
             for logger in trainer.loggers:
                 if hasattr(logger, "log_artifact"):
                     logger.log_artifact(path, "samples")
