@@ -60,13 +60,11 @@ def _label(mup: bool) -> str:
 
 def draw(results: Results, steps: int, path: Path) -> None:
     """A panel for each optimizer and parametrisation: mean |x| over width, a line for each activation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     rows = list(dict.fromkeys(name for name, _ in results))
-    figure, axes = plt.subplots(len(rows), 2, figsize=(9, 3.2 * len(rows)), sharex=True, sharey="row", squeeze=False)
+    figure = Figure(figsize=(9, 3.2 * len(rows)))
+    axes = figure.subplots(len(rows), 2, sharex=True, sharey="row", squeeze=False)
     for (name, mup), scales in results.items():
         axis = axes[rows.index(name)][0 if mup else 1]
         widths = list(scales)
@@ -84,4 +82,3 @@ def draw(results: Results, steps: int, path: Path) -> None:
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    plt.close(figure)

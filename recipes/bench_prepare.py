@@ -40,9 +40,9 @@ def paragraphs(rng: random.Random) -> list[str]:
     return [" ".join(rng.choices(words, cum_weights=weights, k=rng.randint(40, 120))) + "." for _ in range(PARAGRAPHS)]
 
 
-def write_corpus(path: Path, n_bytes: int, document_bytes: int, seed: int = 0) -> None:
+def write_corpus(path: Path, n_bytes: int, document_bytes: int) -> None:
     """About n_bytes of JSONL: documents of 1 to 8 paragraphs and a number; one of document_bytes last, unless 0."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     parts = paragraphs(rng)
     written, number, line = 0, 0, b""
     with path.open("wb") as file:

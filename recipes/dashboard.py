@@ -64,12 +64,10 @@ def draw(history: History, title: str, path: Path) -> None:
     shown = [panel for panel in PANELS if _series(history, panel[2])]
     if not any(name.startswith("update_ratio") for name in history):
         raise ConfigError(f"{title} has no metrics of a dashboard; add plugins.callbacks.dashboard.Dashboard to it")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = -(-len(shown) // 3)
     figure = Figure(figsize=(15.0, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
     for index, (name, unit, prefixes, logarithmic) in enumerate(shown):
         axis = figure.add_subplot(rows, 3, index + 1)
         _panel(axis, _series(history, prefixes), logarithmic, unit == "share")

@@ -50,11 +50,9 @@ def position_losses(values: Mapping[str, Sequence[Mapping[str, Any]]], path: Pat
 
 
 def _figure(count: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(size[0] * count, size[1]), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(1, count, squeeze=False)[0]
     return figure, list(axes)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm.data.epochs import aligned
 from lm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def score_text(
             (name, f"{score.bits_per_byte:.4f}", f"{score.loss:.4f}", f"{score.perplexity:.4g}",
              f"{score.tokens:,}", f"{score.n_bytes:,}")
         )  # fmt: skip
-    log("\n" + columns(rows) + "\n" + _LEAD)
+    log("\n" + aligned(rows) + "\n" + _LEAD)
     return {name: score.as_dict() for name, score in found.items()}
 
 
@@ -87,7 +88,7 @@ def score_questions(trained: Trained, options: argparse.Namespace, log: Callable
                 for row in score.answered
             ],
         }  # fmt: skip
-    log("\n" + columns(rows))
+    log("\n" + aligned(rows))
     return values
 
 
@@ -115,7 +116,7 @@ def probe(trained: Trained, options: argparse.Namespace, window: int, log: Calla
         values["effective_length"][task] = vars(found)
         ends = ("-" if end is None else f"{end} tokens" for end in (found.holds_to, found.falls_at))
         rows.append((task, *(f"{v:.2f}" for v in by_length.values()), *ends))
-    log("\n" + columns(rows))
+    log("\n" + aligned(rows))
     if options.plots:
         from recipes.evaluate_plots import heat_maps
 
@@ -147,7 +148,7 @@ def position_loss(
             ("position", *(f"{row.first}-{row.last}" for row in found)),
             ("loss", *(f"{row.loss:.3f}" for row in found)),
         ]
-        log(f"\n{source}\n{columns(rows)}")
+        log(f"\n{source}\n{aligned(rows)}")
     if options.plots and any(values.values()):
         from recipes.evaluate_plots import position_losses
 
@@ -214,15 +215,5 @@ def benchmarks(options: argparse.Namespace, log: Callable[[str], None]) -> dict[
             error = values.get(f"{measure}_stderr,{variant}")
             shown = f"{error:.4f}" if isinstance(error, float) else "-"
             rows.append((task, measure, f"{values[key]:.4f}", shown, str(values["questions"])))
-    log("\n" + columns(rows))
+    log("\n" + aligned(rows))
     return found
-
-
-def columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table, the first column to the left and the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
-    return "\n".join(lines)

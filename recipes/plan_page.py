@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import indent
 from typing import Any
+
+from lm.data.epochs import aligned
 
 Plan = Mapping[str, Any]
 
@@ -14,17 +17,8 @@ def page(plan: Plan) -> str:
     return "\n\n".join(text for section in sections if (text := section(plan)))
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns two spaces apart; the first `left` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for cells in rows:
-        parts = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(parts).rstrip())
-    return "\n".join(lines)
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    return indent(aligned(rows), "  ")
 
 
 def count(value: float) -> str:
@@ -76,7 +70,7 @@ def _model(plan: Plan) -> str:
     for name, values in flops["conventions"].items():
         mark = " *" if name == flops["convention"] else ""
         rows.append([name + mark, f"{values['per_token'] / 1e9:.4g} G", f"{values['run']:.3g}"])
-    lines.append(aligned(rows))
+    lines.append(_aligned(rows))
     lines.append(f"  * counts below; attention is {flops['attention_share']:.0%} of it")
     return "\n".join(lines)
 
@@ -111,7 +105,7 @@ def _layout(plan: Plan) -> str:
                 seconds(other["communication_seconds"]),
             ]
             rows.append([other["describe"], *figures])
-        lines.append(aligned(rows))
+        lines.append(_aligned(rows))
     return "\n".join(lines)
 
 
@@ -123,7 +117,7 @@ def _memory(plan: Plan) -> str:
         [
             f"Memory a device (state of the model {gb(memory['whole_state_bytes'])}, here {gb(memory['state_bytes'])};"
             f" logits of a window, unchunked, {gb(memory['unchunked_logits_bytes_per_window'])})",
-            aligned(rows),
+            _aligned(rows),
         ]
     )
 
@@ -138,7 +132,7 @@ def _step(plan: Plan) -> str:
         f"Step: {seconds(step['seconds'])} ({parts}), {step['tokens_per_s']:,.0f} tokens/s,"
         f" {step['tokens_per_s_per_device']:,.0f} a device, {step['flops_per_s']:.3g} FLOP/s, MFU {step['mfu']:.1%}"
     ]
-    return "\n".join([*lines, aligned(rows)] if len(rows) > 1 else lines)
+    return "\n".join([*lines, _aligned(rows)] if len(rows) > 1 else lines)
 
 
 def _ways(plan: Plan) -> str:
@@ -151,7 +145,7 @@ def _ways(plan: Plan) -> str:
     pipe = plan["pipeline"]
     lines = [
         f"Ways to divide it, by the textbook: a micro-batch of {plan['layout']['micro_batch']} on a rank",
-        aligned(rows),
+        _aligned(rows),
     ]
     if pipe["stages"] > 1:
         lines.append(
@@ -197,7 +191,7 @@ def _data(plan: Plan) -> str:
         for row in data["sources"]:
             drawn = [count(row["drawn_tokens"]), count(row["unique_tokens"]), f"{row['epochs']:.2f}"]
             rows.append([row["source"], f"{row['weight']:.3f}", *drawn])
-        lines.append(aligned(rows))
+        lines.append(_aligned(rows))
     lines += [f"  {name} is repeated more than 4 times: repeats are worth less" for name in data["repeated"]]
     return "\n".join(lines)
 
@@ -232,4 +226,4 @@ def _what_if(plan: Plan) -> str:
         figures += [money(row["cost_with_allowance"]), f"{row['mfu']:.1%}", gb(row["memory_bytes"])]
         table.append([row["what"], *figures, f"{row['interruptions']:.2g}", loss])
     lines = [f"  {row['what']}: {row.get('layout') or row['error']}" for row in rows]
-    return "\n".join(["What if", aligned(table), *lines])
+    return "\n".join(["What if", _aligned(table), *lines])

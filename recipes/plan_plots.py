@@ -25,19 +25,15 @@ _NAMES = {
 
 def plot(plan: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write memory.png and time.png to a folder; returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, draw in (("memory", _memory), ("time", _time)):
-        figure, axes = pyplot.subplots(figsize=(9.0, 3.4), layout="constrained")
-        draw(axes, plan)
+        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+        draw(figure.subplots(), plan)
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=110)
-        pyplot.close(figure)
     return paths
 
 

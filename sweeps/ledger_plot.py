@@ -16,11 +16,9 @@ SHOWN = 40  # newest forecasts of the right panel
 
 def plot_ledger(rows: Sequence[Row], path: Path) -> None:
     """Writes a PNG: left, measured over predicted loss with 95% intervals; right, relative to the prediction."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, 5.2), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axis in (left, right):
         axis.grid(True, color="0.9", lw=0.8)

@@ -20,12 +20,10 @@ HEADROOM = 1.5  # losses further above the lowest than so many times the highest
 
 def plot_lr(analysis: LrAnalysis, path: Path) -> None:
     """Writes the figure as png."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     params = sorted({o.param for o in analysis.optima})
     figure = Figure(figsize=(6.2 * len(params), 5.0), layout="constrained")
-    FigureCanvasAgg(figure)
     axes: Any = figure.subplots(1, len(params), sharey=True, squeeze=False)[0]
     widths = sorted({o.width for o in analysis.optima})
     batches = sorted({o.batch_tokens for o in analysis.optima})

@@ -37,7 +37,7 @@ def candidate_shapes(config: SweepConfig, vocab_size: int, n_opt: float) -> list
     return shapes
 
 
-def plan_run(config: SweepConfig, corpus: Corpus, n_opt: float, budget: float, processes: int, seed: int = 0) -> Cell:
+def plan_run(config: SweepConfig, corpus: Corpus, n_opt: float, budget: float, processes: int) -> Cell:
     """The cell nearest to N* that spends `budget` FLOPs, its batch a multiple of `processes`.
 
     Raises:
@@ -47,7 +47,7 @@ def plan_run(config: SweepConfig, corpus: Corpus, n_opt: float, budget: float, p
     if not shapes:
         raise ConfigError(f"the sweep's model family has no width from {WIDTH_STEP} on that a head size divides")
     nearest = min(shapes, key=lambda shape: abs(math.log(n_params(shape) / n_opt)))
-    return make_cell(config, corpus, budget, nearest.d_model, seed, multiple=processes)
+    return make_cell(config, corpus, budget, nearest.d_model, seed=0, multiple=processes)
 
 
 def run_config(cell: Cell, config: SweepConfig, name: str, processes: int, forecast_id: str) -> dict[str, Any]:

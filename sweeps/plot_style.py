@@ -28,11 +28,9 @@ def colour_of(approach: str) -> str:
 
 def figure(count: int = 1, size: tuple[float, float] = (5.4, 4.1)) -> tuple[Any, list[Any]]:
     """A figure and its axes in one row; size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained", facecolor=GROUND)
-    FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, count, i + 1) for i in range(count)]
     for axis in axes:
         axis.set_facecolor(GROUND)

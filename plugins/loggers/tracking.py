@@ -100,7 +100,7 @@ def search_runs(
 
     Args:
         order: NEWEST or OLDEST first.
-        call: makes each request; `retries.with_retries` where the server may be away.
+        call: makes each request; plugins.loggers.sweep_ledger.with_retries where the store may be away.
     """
     found: list[Any] = []
     token = None
