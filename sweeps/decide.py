@@ -47,7 +47,8 @@ def decide(config_path: Path, budget: float, processes: int, out: Path, approach
         ValueError: no approach can answer, with each reason.
     """
     from sweeps.fit import fit_experiment
-    from sweeps.forecast import log_forecast, make_forecast
+    from sweeps.forecast_record import log_forecast
+    from sweeps.forecasting import make_forecast
     from sweeps.planned import plan_run, run_config
     from sweeps.plots import plot_all
 

@@ -22,11 +22,9 @@ from pathlib import Path
 from plugins.loggers.tracking import tracking_uri
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
-from sweeps.ledger_rows import Row, give_up, read_ledger, settle
-from sweeps.ledger_score import Score, ledger_dict, ledger_text, score, score_by
+from sweeps.ledger_rows import give_up, read_ledger, settle
+from sweeps.ledger_score import ledger_dict, ledger_text
 from sweeps.mlflow_runs import require_store
-
-__all__ = ["Row", "Score", "ledger_text", "main", "read_ledger", "score", "score_by", "settle"]
 
 
 def parser() -> argparse.ArgumentParser:

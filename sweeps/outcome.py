@@ -13,7 +13,8 @@ from lm.config import ModelConfig, MuPConfig
 from lm.errors import ConfigError
 from plugins.loggers.delivery import run_id_of
 from plugins.loggers.history import latest
-from sweeps.forecast import Check, Forecast
+from sweeps.forecast_record import Check
+from sweeps.forecasting import Forecast
 from sweeps.ledger_rows import LATE_WORD, read_ledger
 from sweeps.mlflow_runs import client
 from sweeps.report_page import Section

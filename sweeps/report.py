@@ -23,7 +23,7 @@ from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
 from sweeps.fit import add_run_arguments, fit_experiment, fit_from_arguments, warn_of_mixture
-from sweeps.forecast import Check, check, log_outcome, markers
+from sweeps.forecast_record import Check, check, log_outcome, markers
 from sweeps.outcome import as_forecast, is_late, measured, outcome_section, read_decision
 from sweeps.plots import plot_all
 from sweeps.report_extras import extras_of

@@ -9,13 +9,8 @@ from lightning.pytorch import Callback, Trainer
 
 
 class StopDiverged(Callback):
-    """Stops training at the first logged loss that is not finite. `diverged` says whether that happened."""
-
-    def __init__(self) -> None:
-        self.diverged = False
+    """Stops training at the first logged loss that is not finite."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        loss = pl_module.metrics.get("loss", 0.0)
-        if not math.isfinite(loss):
-            self.diverged = True
+        if not math.isfinite(pl_module.metrics.get("loss", 0.0)):
             trainer.should_stop = True

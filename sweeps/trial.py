@@ -26,7 +26,6 @@ from plugins.loggers.sweep_ledger import (
     COMPLETE,
     DIVERGED,
     FAILED,
-    RUNNING,
     TRUNK,
     SweepLedger,
     with_retries,
@@ -35,7 +34,6 @@ from plugins.loggers.tracking import patient_uri
 from sweeps import several
 from sweeps.corpus_store import local_corpus
 from sweeps.leftovers import cell_folder
-from sweeps.specs import recipe_config, trial_spec
 
 
 class CellTrial(tune.Trainable):
@@ -248,6 +246,3 @@ def close(ledger: SweepLedger, trained: Trained, spec: dict[str, Any], seconds: 
     if not ledger.close_cell(trained.run_id, status, error):
         return FAILED, "another process took this cell over"
     return status, error
-
-
-__all__ = ["RUNNING", "CellTrial", "outcome", "recipe_config", "run_cell", "trial_spec"]

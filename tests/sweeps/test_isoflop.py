@@ -25,7 +25,8 @@ from sweeps.config import parse_config
 from sweeps.grid import Cell, Corpus, _set_values, build_grid, grid_id
 from sweeps.resume import choose_parent, result_rows
 from sweeps.settings import settings_of
-from sweeps.trial import outcome, run_cell, trial_spec
+from sweeps.specs import trial_spec
+from sweeps.trial import outcome, run_cell
 
 ROOT = Path(__file__).parents[2]
 # What two sweeps of one grid must agree on, to the last bit.

@@ -14,9 +14,8 @@ from lm.errors import ConfigError
 from sweeps import forecast_record, ledger, ledger_rows, mlflow_runs
 from sweeps.forecast_record import log_forecast, log_outcome
 from sweeps.forecasting import Forecast
-from sweeps.ledger import read_ledger, score, settle
-from sweeps.ledger_rows import Row, interval_score
-from sweeps.ledger_score import binomial_interval
+from sweeps.ledger_rows import Row, interval_score, read_ledger, settle
+from sweeps.ledger_score import binomial_interval, score
 from tests.sweeps.scaling_helpers import mlflow_store
 
 

@@ -25,7 +25,8 @@ from sweeps.mix import sweep_kind
 from sweeps.mix_grid import Candidate, MixSweep, build_mix_grid, load_mix_sweep, mix_table, parse_mix_sweep
 from sweeps.mix_rank import FIRST, MixRun, rank
 from sweeps.mix_report import noise_line, plot_ranking, ranking_dict, ranking_text
-from sweeps.trial import run_cell, trial_spec
+from sweeps.specs import trial_spec
+from sweeps.trial import run_cell
 from tests.sweeps.scaling_helpers import mlflow_store
 
 ROOT = Path(__file__).parents[2]

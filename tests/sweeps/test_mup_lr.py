@@ -24,7 +24,8 @@ from sweeps.lr_grid import EarlyStop, LrCell, build_lr_grid, load_lr_sweep, make
 from sweeps.lr_replay import replay
 from sweeps.records import read_runs
 from sweeps.settings import settings_of
-from sweeps.trial import run_cell, trial_spec
+from sweeps.specs import trial_spec
+from sweeps.trial import run_cell
 from tests.sweeps.scaling_helpers import mlflow_store
 
 ROOT = Path(__file__).parents[2]

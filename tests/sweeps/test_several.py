@@ -23,7 +23,8 @@ from sweeps.grid import build_grid, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.ranks import Job, run_ranks
 from sweeps.resume import result_rows
-from sweeps.trial import run_cell, trial_spec
+from sweeps.specs import trial_spec
+from sweeps.trial import run_cell
 from tests.sweeps.test_isoflop import COMPARED, ROOT, command, environment
 
 

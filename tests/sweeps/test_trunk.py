@@ -19,7 +19,8 @@ from sweeps.job_list import jobs_of
 from sweeps.jobs import Job, JobQueue
 from sweeps.resume import result_rows
 from sweeps.rules import Retries
-from sweeps.trial import run_cell, run_spec, trial_spec
+from sweeps.specs import trial_spec
+from sweeps.trial import run_cell, run_spec
 from sweeps.trunks import Trunk, savings, trunks_of
 
 
