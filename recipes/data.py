@@ -30,10 +30,12 @@ from lm.errors import ConfigError
 from recipes import data_tokenizer
 from recipes.command import command_parser, exit_status
 from recipes.data_table import add_table_arguments, print_table, run_table
+from recipes.files import read_config
 
 if TYPE_CHECKING:
     from lm.data.executor import Executor
     from lm.data.prepare import PrepareConfig
+    from lm.data.sources import SourceSpec
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,55 +96,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load_config(path: Path) -> tuple[Any, str | None]:
-    """(PrepareConfig, output folder) of a YAML file.
+def load_config(path: Path) -> tuple[PrepareConfig, str | None]:
+    """(what to prepare, output folder) of a YAML file.
 
     Raises:
-        DataError: one line; missing file, bad YAML, unknown or missing key.
+        ConfigError: one line; missing file, bad YAML, unknown or missing key.
     """
-    from omegaconf import OmegaConf
-
     from lm.data.files import DataError
     from lm.data.options import QUOTES, whole
     from lm.data.pipeline.kinds import stage_specs
     from lm.data.prepare import PrepareConfig
-    from lm.data.sources import SourceSpec
-    from lm.data.tokenizer import given_vocab_size
 
-    if not path.is_file():
-        raise DataError(f"config {path} does not exist; examples are in conf/data/")
-    try:
-        raw = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except Exception as error:
-        raise DataError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise DataError(f"config {path} must be a mapping with sources and tokenizer")
+    raw = read_config(path, "conf/data/")
     known = {"out", "sources", "stages", "tokenizer", "validation_fraction", "shard_tokens", "executor", "workers"}
     _check_keys(raw, known, f"config {path}")
-    tokenizer = {} if raw.get("tokenizer") is None else raw["tokenizer"]
-    _check_keys(tokenizer, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
-    given = None
-    if "file" in tokenizer:
-        if len(tokenizer) > 1 or not isinstance(tokenizer["file"], str):
-            raise DataError(f"tokenizer in {path} takes either file (a path) or vocab_size and sample_bytes")
-        given = Path(tokenizer["file"])
-        tokenizer = {"vocab_size": given_vocab_size(given)}
+    tokenizer, given = _tokenizer({} if raw.get("tokenizer") is None else raw["tokenizer"], path)
     if "vocab_size" not in tokenizer or not isinstance(raw.get("sources"), dict):
         raise DataError(f"config {path} needs sources (a mapping by name) and tokenizer.vocab_size (or file)")
-    specs = []
-    for name, options in raw["sources"].items():
-        if not isinstance(options, dict) or "kind" not in options:
-            raise DataError(f"source '{name}' in {path} needs a kind")
-        rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages", "language")}
-        stages = stage_specs([] if options.get("stages") is None else options["stages"], f"source '{name}' in {path}")
-        licence = str(options.get("licence", "not stated"))
-        language = options.get("language")
-        if not isinstance(language, str | None):
-            raise DataError(f"source '{name}' in {path}: language must be a code ({QUOTES}), got {language!r}")
-        specs.append(SourceSpec(str(name), str(options["kind"]), licence, rest, stages, language))
+    sources = tuple(_source(str(name), options, path) for name, options in raw["sources"].items())
     if not isinstance(raw.get("out"), str | None):
         raise DataError(f"out in {path} must be a folder ({QUOTES}), got {raw['out']!r}")
-    numbers = {key: whole(raw[key]) for key in ("validation_fraction", "shard_tokens", "workers") if key in raw}
+    numbers: dict[str, Any] = {
+        key: whole(raw[key]) for key in ("validation_fraction", "shard_tokens", "workers") if key in raw
+    }
     if "sample_bytes" in tokenizer:
         numbers["tokenizer_sample_bytes"] = whole(tokenizer["sample_bytes"])
     vocab_size = whole(tokenizer["vocab_size"])
@@ -151,14 +127,41 @@ def load_config(path: Path) -> tuple[Any, str | None]:
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{key} in {path} must be a {name}, got {value!r}")
     shared = stage_specs([] if raw.get("stages") is None else raw["stages"], f"config {path}", shared=True)
+    executor = str(raw.get("executor", "local"))
     return PrepareConfig(
-        sources=tuple(specs),
-        vocab_size=vocab_size,
-        tokenizer_file=given,
-        stages=shared,
-        **numbers,
-        executor=str(raw.get("executor", "local")),
+        sources, vocab_size=vocab_size, tokenizer_file=given, stages=shared, executor=executor, **numbers
     ), raw.get("out")
+
+
+def _tokenizer(options: Any, path: Path) -> tuple[dict[str, Any], Path | None]:
+    """(vocab_size and sample_bytes, the file of a tokenizer that is given)."""
+    from lm.data.files import DataError
+    from lm.data.tokenizer import given_vocab_size
+
+    _check_keys(options, {"vocab_size", "sample_bytes", "file"}, f"tokenizer in {path}")
+    if "file" not in options:
+        return options, None
+    if len(options) > 1 or not isinstance(options["file"], str):
+        raise DataError(f"tokenizer in {path} takes either file (a path) or vocab_size and sample_bytes")
+    given = Path(options["file"])
+    return {"vocab_size": given_vocab_size(given)}, given
+
+
+def _source(name: str, options: Any, path: Path) -> SourceSpec:
+    from lm.data.files import DataError
+    from lm.data.options import QUOTES
+    from lm.data.pipeline.kinds import stage_specs
+    from lm.data.sources import SourceSpec
+
+    where = f"source '{name}' in {path}"
+    if not isinstance(options, dict) or "kind" not in options:
+        raise DataError(f"{where} needs a kind")
+    rest = {key: value for key, value in options.items() if key not in ("kind", "licence", "stages", "language")}
+    stages = stage_specs([] if options.get("stages") is None else options["stages"], where)
+    language = options.get("language")
+    if not isinstance(language, str | None):
+        raise DataError(f"{where}: language must be a code ({QUOTES}), got {language!r}")
+    return SourceSpec(name, str(options["kind"]), str(options.get("licence", "not stated")), rest, stages, language)
 
 
 def _check_keys(mapping: Any, known: set[str], where: str) -> None:

@@ -1,12 +1,35 @@
-"""Files and folders of results: can they be written, and writing them."""
+"""Files of commands: configs that they read, results that they write."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from lm.data.files import write_bytes
 from lm.errors import ConfigError
+
+
+def read_config(path: Path, examples: str) -> dict[str, Any]:
+    """Names and values of a YAML file, interpolations resolved.
+
+    Args:
+        examples: folder to name where the file is none.
+
+    Raises:
+        ConfigError: no such file, not YAML, or no names in it.
+    """
+    from omegaconf import OmegaConf
+
+    if not path.is_file():
+        raise ConfigError(f"config {path} does not exist; examples are in {examples}")
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except Exception as error:  # of YAML, of OmegaConf, of decoding
+        raise ConfigError(f"config {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"config {path} must hold names and values; examples are in {examples}")
+    return {str(key): value for key, value in values.items()}
 
 
 def write_text(path: Path, text: str) -> None:

@@ -25,8 +25,8 @@ from typing import Any
 from lm.data.files import plain
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
-from recipes.files import check_places
-from recipes.plan_config import job_from, override, pretrain_config, read, write_config
+from recipes.files import check_places, read_config
+from recipes.plan_config import job_from, override, pretrain_config, write_config
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace, argv: list[str] | None = None) -> None:
         return
     if options.config is None:
         raise ConfigError("recipes.plan needs --config FILE, such as conf/plan/llama_7b.yaml, or --calibrate FILE")
-    values = read(options.config)
+    values = read_config(options.config, "conf/plan/")
     for text in options.set:
         values = override(values, assignments(text))
     job = job_from(values)

@@ -23,25 +23,6 @@ _KEYS = {field.name for field in fields(Job)} - {"surface"} | {"loss", "budget_f
 _SAME = ("name", "precision", "lr", "warmup_steps", "schedule", "flops_convention", "data_dir", "inference_tokens")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Plain values of a plan's YAML file.
-
-    Raises:
-        ConfigError: no such file, or not a mapping.
-    """
-    from omegaconf import OmegaConf
-
-    if not path.is_file():
-        raise ConfigError(f"--config {path}: no such file; the plans that come with the project are in conf/plan")
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except Exception as error:
-        raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path} must hold names and values, see conf/plan/llama_7b.yaml")
-    return {str(key): value for key, value in values.items()}
-
-
 def override(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A copy with dotted keys set: {"cluster.devices": 128}."""
     changed: dict[str, Any] = copy.deepcopy(dict(values))

@@ -16,8 +16,9 @@ from lm.planner.plan import make_plan
 from lm.planner.search import evaluate, search
 from lm.planner.shapes import SHAPES
 from lm.planner.ways import ways
+from recipes.files import read_config
 from recipes.plan import assignments, main
-from recipes.plan_config import job_from, override, pretrain_config, read, strategy_values
+from recipes.plan_config import job_from, override, pretrain_config, strategy_values
 from recipes.plan_page import page
 from recipes.plan_what_if import changes_of, compare
 
@@ -33,7 +34,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def plan() -> dict[str, Any]:
-    return make_plan(job_from(read(LLAMA_7B)))
+    return make_plan(job_from(read_config(LLAMA_7B, "conf/plan/")))
 
 
 def test_size_and_flops_of_the_7b(plan) -> None:
@@ -76,7 +77,7 @@ def test_layout_and_memory_of_the_7b(plan) -> None:
     assert round(memory["state_bytes"] / 1e9, 1) == 13.4
     assert round(memory["unchunked_logits_bytes_per_window"] / 1e9, 1) == 2.1
     assert memory["total_bytes"] < memory["usable_bytes"] == 72e9
-    job = job_from(read(LLAMA_7B))
+    job = job_from(read_config(LLAMA_7B, "conf/plan/"))
     one = evaluate(job, Layout("hsdp", 256, 8, micro_batch=1, accumulation=4, reduce_every=True)).memory
     assert 18e9 < one.activations < 22e9
     assert one.total == pytest.approx(40e9, rel=0.15)  # the fact is "about 40 GB"; the recipe's own sum is 45
@@ -84,7 +85,7 @@ def test_layout_and_memory_of_the_7b(plan) -> None:
 
 def test_ways_to_divide_the_7b(plan) -> None:
     """The communication figures of the worked plan, micro-batch 1: GB and seconds against computing."""
-    rows = {way.name.split(",")[0]: way for way in ways(job_from(read(LLAMA_7B)), 1)}
+    rows = {way.name.split(",")[0]: way for way in ways(job_from(read_config(LLAMA_7B, "conf/plan/")), 1)}
     got = [(way.ranks, way.link, round(way.sent_bytes / 1e9, 1), round(way.seconds, 2)) for way in rows.values()]
     assert got[:2] == [(256, "network", 26.8, 0.54), (256, "network", 40.2, 0.80)]
     assert got[2] == (32, "network", 3.3, 0.07)  # the later of HSDP's two
@@ -93,7 +94,7 @@ def test_ways_to_divide_the_7b(plan) -> None:
         7.5, 17, 52,
     )  # fmt: skip
     assert round(rows["pipeline"].sent_bytes / 1e6, 1) == 33.6
-    long = job_from(override(read(LLAMA_7B), {"sequence_length": 131_072}))
+    long = job_from(override(read_config(LLAMA_7B, "conf/plan/"), {"sequence_length": 131_072}))
     ring = next(way for way in ways(long, 1) if way.name.startswith("context"))
     assert round(ring.sent_bytes / 32 / 1e6) == 470
     assert plan["pipeline"] == {"stages": 8, "micro_batches": 16, "bubble": 7 / 23}
@@ -113,7 +114,7 @@ def test_reliability_and_loss_of_the_7b(plan) -> None:
 def test_epochs_follow_from_weights() -> None:
     """10% of 2T on 50B unique tokens are 4 epochs."""
     sources = {"most": {"weight": 9, "unique_tokens": 4e12}, "little": {"weight": 1, "unique_tokens": 5e10}}
-    rows = make_plan(job_from({**read(LLAMA_7B), "sources": sources}))["data"]["sources"]
+    rows = make_plan(job_from({**read_config(LLAMA_7B, "conf/plan/"), "sources": sources}))["data"]["sources"]
     assert rows[1]["epochs"] == pytest.approx(4)
 
 
@@ -127,7 +128,7 @@ def test_page_and_json_hold_the_same_figures(plan, capsys) -> None:
 
 
 def test_what_if_against_the_base(plan) -> None:
-    values = read(LLAMA_7B)
+    values = read_config(LLAMA_7B, "conf/plan/")
     rows = {row["what"]: row for row in compare(values, plan, changes_of(values, []))}
     assert list(rows) == ["base", "half the devices", "32k context", "fp8", "13B"]
     base = rows["base"]
@@ -147,7 +148,7 @@ def test_search_follows_the_design_order() -> None:
     """Small: ddp. Too large for a device: sharded inside the node. Windows that do not fit: cut by context."""
     small = search(job_from(SMALL)).best.layout
     assert (small.strategy, small.accumulation) == ("ddp", 1)
-    values = read(LLAMA_7B)
+    values = read_config(LLAMA_7B, "conf/plan/")
     medium = search(job_from(override(values, {"cluster.network_gb_per_s": 10}))).best.layout
     assert (medium.strategy, medium.shard) == ("hsdp", 8)
     long = search(job_from(override(values, {"sequence_length": 131_072}))).best.layout
@@ -157,7 +158,7 @@ def test_search_follows_the_design_order() -> None:
 
 
 def test_the_chosen_layout_is_the_fastest_that_fits() -> None:
-    job = job_from(override(read(LLAMA_7B), {"cluster.device": "A100", "cluster.devices": 64}))
+    job = job_from(override(read_config(LLAMA_7B, "conf/plan/"), {"cluster.device": "A100", "cluster.devices": 64}))
     choice = search(job)
     assert choice.best.memory.total <= job.cluster.usable_bytes
     for other in choice.runners_up:
@@ -165,11 +166,11 @@ def test_the_chosen_layout_is_the_fastest_that_fits() -> None:
         assert other.memory.total <= job.cluster.usable_bytes
     few = {"cluster.device": "RTX 4090", "cluster.devices": 4, "cluster.devices_per_node": 4}
     with pytest.raises(ConfigError, match=r"nothing fits 21\.6 usable GB"):
-        search(job_from(override(read(LLAMA_7B), few)))
+        search(job_from(override(read_config(LLAMA_7B, "conf/plan/"), few)))
 
 
 def test_a_budget_gives_the_optimal_size() -> None:
-    job = job_from(read(Path("conf/plan/budget.yaml")))
+    job = job_from(read_config(Path("conf/plan/budget.yaml"), "conf/plan/"))
     assert job.tokens == pytest.approx(91.4e9, rel=3e-3)
     assert make_plan(job)["parameters"]["total"] == pytest.approx(1.824e9, rel=0.1)
 
@@ -178,7 +179,7 @@ def test_the_loss_of_a_fit_file(tmp_path: Path) -> None:
     constants = {"A": 406.4, "B": 410.7, "E": 1.69, "alpha": 0.34, "beta": 0.28}
     path = tmp_path / "fit.json"
     path.write_text(json.dumps({"results": {"isoflop": {"a": 0.5}, "parametric": {"a": 0.45, "fit": constants}}}))
-    values = {**read(LLAMA_7B), "loss": {"fit": str(path)}}
+    values = {**read_config(LLAMA_7B, "conf/plan/"), "loss": {"fit": str(path)}}
     assert make_plan(job_from(values))["loss"]["predicted"] == pytest.approx(2.0228, abs=1e-4)
     path.write_text(json.dumps({"results": {"isoflop": {"a": 0.5}}}))
     with pytest.raises(ConfigError, match="holds no parametric fit"):
@@ -285,7 +286,7 @@ def test_no_config_and_no_file(capsys) -> None:
     assert main(["--config", str(LLAMA_7B), "--set", "devices"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
-    assert "no such file" in lines[1]
+    assert "does not exist; examples are in conf/plan/" in lines[1]
     assert lines[2] == "error: 'devices' is not KEY=VALUE, such as cluster.devices=128"
 
 
