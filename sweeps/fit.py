@@ -1,7 +1,7 @@
 """Fits scaling to a table of runs: exponents, size, tokens and loss at target budgets, with intervals.
 
 Examples:
-  python -m sweeps.fit --runs mlflow:demo --budget 3.6e12 --mlflow
+  python -m sweeps.fit --runs mlflow:scalewright-demo --budget 3.6e12 --mlflow
   python -m sweeps.fit --runs runs.csv --approach all --budget 1e21 4e21
   python -m sweeps.fit --runs runs.csv --approach parametric --columns.n params --columns.d tokens --json fit.json
   python -m sweeps.fit --runs grid.csv --approach isoflop --near all --where 'experiment == "llama_3"' --budget 3.8e25

@@ -1,9 +1,9 @@
 """Writes down what a planned run should reach, before it runs: size, tokens and loss with a 95% interval.
 
 Examples:
-  python -m sweeps.forecast --runs mlflow:demo --budget 3.6e12 --shapes conf/sweep/shapes.yaml --sequence-length 128
-  python -m sweeps.forecast --runs mlflow:demo --budget 3.6e12 --json forecast.json
-  python -m sweeps.ledger --experiment demo          afterwards: inside or outside, and the score of all forecasts
+  python -m sweeps.forecast --runs mlflow:scalewright-demo --budget 3.6e12 --json forecast.json
+  python -m sweeps.forecast --runs runs.csv --budget 1e21 --shapes shapes.yaml --sequence-length 2048
+  python -m sweeps.ledger --experiment scalewright-demo   afterwards: inside or outside, the score of all forecasts
 """
 
 from __future__ import annotations
