@@ -14,13 +14,10 @@ from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_
 from sweeps.fit_report import FitReport, quantity
 from sweeps.parsing import read_yaml
 from sweeps.scaling.analysis import NOTE, Result
-from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.rivals import forecast_interval
 from sweeps.scaling.table import RunTable
 
 FAR_FROM_OPTIMUM = 1.5
-# Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
-RIVAL_FLOOR = 0.005
-RIVAL_FACTOR = 2.0
 # A planned run's FLOPs are at most this share off its budget.
 OFF_BUDGET = 0.1
 # A target further than this many times beyond the swept budgets gets a note.
@@ -151,7 +148,7 @@ def make_forecast(
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
     flags += _far_from_grid(c, result)
     loss = result.expected_loss(n, d, c)
-    ends, rivals = _interval(report, result, n, d, c)
+    ends, rivals = forecast_interval(report.analysis, result, n, d, c)
     flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
     error = result.holdout.error_at(c, result.budgets)
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
@@ -181,26 +178,6 @@ def forecast_id(
     plan = [asdict(model), d_tokens] if model else None
     content = json.dumps([rows, approach, budget, plan, names], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-
-def _interval(report: FitReport, result: Result, n: float, d: float, c: float) -> tuple[Interval, list[str]]:
-    """Interval of the chosen fit, stretched over every other form that predicted the held-out budgets about as well.
-
-    A bootstrap knows the noise inside one form. Which form holds beyond the grid is a doubt of its own: where the
-    held-out budgets cannot tell two forms apart, the run may come out as either says.
-
-    Returns:
-        the interval, and the names of the other approaches it covers.
-    """
-    ends, rivals = result.forecast_interval(n, d, c), []
-    limit = max(RIVAL_FACTOR * result.holdout.relative_error, RIVAL_FLOOR)
-    for name, other in report.analysis.results.items():
-        if name == result.approach or other.flags or not other.holdout.relative_error <= limit:
-            continue
-        theirs = other.forecast_interval(n, d, c)
-        ends = Interval(min(ends.low, theirs.low), max(ends.high, theirs.high))
-        rivals.append(name)
-    return ends, rivals
 
 
 def _known(convention: str, default: str) -> str:

@@ -36,6 +36,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def width(self) -> float:
+        """Distance of the ends."""
+        return self.high - self.low
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

@@ -85,6 +85,16 @@ class Holdout:
         return self.points[-1] if self.points else None
 
     @property
+    def explained(self) -> bool:
+        """Whether it is known what errors noise and the fit's own bias would give."""
+        return bool(self.points) and all(np.isfinite(point.expected_sd) for point in self.points)
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether noise and the fit's own bias explain every error: nothing speaks against the form."""
+        return self.explained and not any(point.excess for point in self.points)
+
+    @property
     def relative_error(self) -> float:
         """Size to expect one budget ahead: the larger of |last| and the root mean square; NaN without points."""
         if not self.points:
