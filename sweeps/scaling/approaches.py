@@ -23,6 +23,8 @@ from sweeps.scaling.world import fit_once, flat_profile
 
 # The median of a budget's noise replicates needs fewer than the published interval does.
 AKIMA_REPLICATES = 200
+# What an approach believes: lines through the minima in logs, E + A/N^alpha + B/D^beta, or Kaplan's form.
+LINES, SURFACE, KAPLAN = "lines", "surface", "kaplan"
 
 
 class Model(Protocol):
@@ -114,6 +116,7 @@ class Approach:
 
     Attributes:
         name: as on the command line. title: as in reports.
+        form: of the law it assumes; approaches of one form differ in how they read the runs, not in what they believe.
         fit: (table, options) -> model; raises FitError where the table cannot support it.
         bootstrap: (table, model, replicates, seed, options) -> draws; raises FitError where the noise is not known.
         holdout_errors: (table, model, replicates, options) -> (from_budget, budget) -> errors that noise and known
@@ -123,6 +126,7 @@ class Approach:
 
     name: str
     title: str
+    form: str
     fit: Callable[[RunTable, FitOptions], Model]
     bootstrap: Callable[[RunTable, Model, int, int, FitOptions], Replicates]
     by_budget: bool = False
@@ -223,22 +227,22 @@ APPROACHES: dict[str, Approach] = {
     approach.name: approach
     for approach in (
         Approach(
-            "envelope", "Approach 1: lower envelope of the runs", _envelope, _envelope_draws, True, _line_errors
+            "envelope", "Approach 1: lower envelope of the runs", LINES, _envelope, _envelope_draws, True, _line_errors
         ),
         Approach(
-            "isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, True, _line_errors
+            "isoflop", "Approach 2: IsoFLOP parabolas", LINES, _isoflop, _isoflop_draws, True, _line_errors
         ),
         Approach(
-            "isoflop_akima", "Approach 2: IsoFLOP splines", _akima, _akima_draws, True, _line_errors
+            "isoflop_akima", "Approach 2: IsoFLOP splines", LINES, _akima, _akima_draws, True, _line_errors
         ),
         Approach(
-            "parametric", "Approach 3: parametric surface, Huber on ln loss", _parametric, _parametric_draws,
+            "parametric", "Approach 3: parametric surface, Huber on ln loss", SURFACE, _parametric, _parametric_draws,
             holdout_errors=_surface_errors(Problem),
         ),
         Approach(
-            "parametric_linear", "Parametric surface, Huber on the loss itself", _linear, _linear_draws,
+            "parametric_linear", "Parametric surface, Huber on the loss itself", SURFACE, _linear, _linear_draws,
             holdout_errors=_surface_errors(LinearProblem),
         ),
-        Approach("kaplan", "Kaplan's form, no irreducible loss", _kaplan, _kaplan_draws),
+        Approach("kaplan", "Kaplan's form, no irreducible loss", KAPLAN, _kaplan, _kaplan_draws),
     )
 }  # fmt: skip

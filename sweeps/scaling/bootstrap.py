@@ -41,6 +41,12 @@ class Interval:
         """Distance of the ends."""
         return self.high - self.low
 
+    def hull(self, other: Interval) -> Interval:
+        """The shortest interval over both; NaN where this one is, and this one where the other has no ends."""
+        if not (self.low <= self.high and other.low <= other.high):
+            return self
+        return Interval(min(self.low, other.low), max(self.high, other.high))
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

@@ -31,9 +31,9 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import check_places, write_text
 from sweeps.scaling.analysis import Analysis, Result, analyse
 from sweeps.scaling.approaches import APPROACHES
-from sweeps.scaling.rivals import forecast_interval
+from sweeps.scaling.rivals import allowing
 from sweeps.scaling.simulated import DESIGNS, Design, simulate
-from sweeps.scaling.surfaces import SURFACES, KnownSurface
+from sweeps.scaling.surfaces import WORLDS, KnownSurface
 
 QUANTITIES = ("a", "n_opt", "d_opt", "loss")
 COLUMNS = (*QUANTITIES, "n_half", "loss_half", "a_error", "n_error")
@@ -77,21 +77,23 @@ def _held(
         of_run = result.forecast_interval(n, d, target, seed)
     else:
         n, d = decision.n_opt, decision.d_opt
-        of_run, _ = forecast_interval(rivals, result, n, d, target)
+        decision = allowing(rivals, result, decision)
+        of_run = decision.loss_interval
     measured = float(surface.loss(n, d)) * noise
     pairs = [
         (surface.a, result.a_interval), (true_n, decision.n_interval), (true_d, decision.d_interval),
         (measured, of_run),
     ]  # fmt: skip
-    held = [None if math.isnan(i.low) else float(x in i) for x, i in pairs]
+    held = [None if math.isnan(i.low) or math.isnan(x) else float(x in i) for x, i in pairs]
     widths = [0.5 * math.log(i.high / i.low) if i.low > 0 else None for i in (decision.n_interval, of_run)]
-    return [*held, *widths, result.a - surface.a, math.log(decision.n_opt / true_n)]
+    a_error = None if math.isnan(surface.a) else result.a - surface.a
+    return [*held, *widths, a_error, math.log(decision.n_opt / true_n)]
 
 
 def _cell(task: tuple[str, str, tuple[str, ...], int, int]) -> dict[str, list[float | None]]:
     surface, design, approaches, bootstrap, seed = task
     with np.errstate(all="ignore"):
-        return one_sweep(SURFACES[surface], DESIGNS[design], approaches, bootstrap, seed)
+        return one_sweep(WORLDS[surface], DESIGNS[design], approaches, bootstrap, seed)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def summarise(surface: str, design: str, approach: str, rows: Sequence[Sequence[
     """Shares and medians of many sweeps' rows [sweeps, COLUMNS]."""
     values = np.array(rows, dtype=np.float64)
     good = values[np.isfinite(values[:, 1])]
-    held = {name: float(np.nanmean(good[:, i])) for i, name in enumerate(QUANTITIES)} if len(good) else {}
+    known = [(name, good[:, i]) for i, name in enumerate(QUANTITIES) if np.isfinite(good[:, i]).any()]
+    held = {name: float(np.nanmean(column)) for name, column in known}
     middle = np.nanmedian(good[:, 4:6], axis=0) if len(good) else np.full(2, np.nan)
     bias = float(good[:, 7].mean()) if len(good) else math.nan
     refused = len(values) - len(good)
@@ -143,6 +146,8 @@ def table_text(rows: Sequence[Row]) -> str:
 
 
 def _share(value: float) -> str:
+    if math.isnan(value):
+        return "-"
     mark = "" if NOMINAL[0] <= round(value, 3) <= NOMINAL[1] else "*"
     return f"{value:.3f}{mark}"
 
@@ -219,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.scaling.coverage`."""
     p = command_parser("sweeps.scaling.coverage", __doc__)
     p.add_argument("--sweeps", type=int, default=500, metavar="S", help="per surface and design (default %(default)s)")
-    p.add_argument("--surface", default="all", choices=[*SURFACES, "all"])
+    p.add_argument("--surface", default="all", choices=[*WORLDS, "all"])
     p.add_argument("--design", default="medium", choices=[*DESIGNS, "all"], help="default %(default)s")
     named = [*APPROACHES, PREFERRED]
     p.add_argument("--approach", nargs="+", default=["isoflop", "parametric"], choices=named, metavar="NAME",
@@ -243,7 +248,7 @@ def _command(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {getattr(arguments, name)}; give {least} or more")
     check_places((arguments.json,))
     rows = measure(
-        list(SURFACES) if arguments.surface == "all" else [arguments.surface],
+        list(WORLDS) if arguments.surface == "all" else [arguments.surface],
         list(DESIGNS) if arguments.design == "all" else [arguments.design],
         list(dict.fromkeys(arguments.approach)), arguments.sweeps, arguments.bootstrap, arguments.seed, arguments.jobs,
         Store(arguments.json, arguments.bootstrap),

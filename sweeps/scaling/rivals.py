@@ -1,32 +1,64 @@
-"""The interval a forecast carries: of the chosen approach, stretched over every form the held-out budgets allow."""
+"""What a decision must allow for: every form of the law that the held-out budgets do not rule out.
+
+A bootstrap knows the noise inside one form, not which form holds beyond the grid. Where held-out budgets cannot tell
+two forms apart, the optimum may lie, and the run may come out, as either says: so the intervals that are acted on cover
+both. `python -m sweeps.scaling.coverage --approach preferred` measures what that is worth.
+"""
 
 from __future__ import annotations
 
-from sweeps.scaling.analysis import Analysis, Result
+from dataclasses import replace
+
+from sweeps.scaling.analysis import Analysis, Decision, Result
+from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.bootstrap import Interval
 
-# Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
+# A form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
 RIVAL_FLOOR = 0.005
 RIVAL_FACTOR = 2.0
+
+
+def rivals(analysis: Analysis, chosen: Result) -> list[Result]:
+    """The most precise result of every other form that the held-out budgets do not rule out.
+
+    Not ruled out: its errors there are no more than noise and its own bias explain, or small, or about those of the
+    chosen one. Flagged fits (a bound, refused budgets or replicates) do not count.
+    """
+    limit = max(RIVAL_FACTOR * chosen.holdout.relative_error, RIVAL_FLOOR)
+    found: dict[str, Result] = {}
+    unflagged = [result for result in analysis.results.values() if not result.flags]
+    for other in sorted(unflagged, key=lambda result: result.a_interval.width):
+        form = APPROACHES[other.approach].form
+        if form == APPROACHES[chosen.approach].form or form in found:
+            continue
+        if other.holdout.within_noise or other.holdout.relative_error <= limit:
+            found[form] = other
+    return list(found.values())
 
 
 def forecast_interval(
     analysis: Analysis, chosen: Result, n_params: float, d_tokens: float, c_flops: float
 ) -> tuple[Interval, list[str]]:
-    """95% interval of the loss of one planned run, nats per token.
-
-    A bootstrap knows the noise inside one form. Which form holds beyond the grid is a doubt of its own: where the
-    held-out budgets cannot tell two forms apart, the run may come out as either says.
+    """95% interval of the loss of one planned run, nats per token, over the chosen form and its rivals.
 
     Returns:
-        the interval, and the names of the other approaches it covers.
+        the interval, and the names of the rivals it covers.
     """
-    ends, rivals = chosen.forecast_interval(n_params, d_tokens, c_flops), []
-    limit = max(RIVAL_FACTOR * chosen.holdout.relative_error, RIVAL_FLOOR)
-    for name, other in analysis.results.items():
-        if name == chosen.approach or other.flags or not other.holdout.relative_error <= limit:
-            continue
-        theirs = other.forecast_interval(n_params, d_tokens, c_flops)
-        ends = Interval(min(ends.low, theirs.low), max(ends.high, theirs.high))
-        rivals.append(name)
-    return ends, rivals
+    others = rivals(analysis, chosen)
+    ends = chosen.forecast_interval(n_params, d_tokens, c_flops)
+    for other in others:
+        ends = ends.hull(other.forecast_interval(n_params, d_tokens, c_flops))
+    return ends, [other.approach for other in others]
+
+
+def allowing(analysis: Analysis, chosen: Result, decision: Decision) -> Decision:
+    """A decision of the chosen result, its intervals of N*, D* and loss stretched over its rivals' for that budget."""
+    for other in rivals(analysis, chosen):
+        theirs = next(d for d in other.decisions if d.budget == decision.budget)
+        decision = replace(
+            decision,
+            n_interval=decision.n_interval.hull(theirs.n_interval),
+            d_interval=decision.d_interval.hull(theirs.d_interval),
+        )
+    loss, _ = forecast_interval(analysis, chosen, decision.n_opt, decision.d_opt, decision.budget)
+    return replace(decision, loss_interval=loss)
