@@ -11,6 +11,7 @@ from typing import Any
 from lm.data.files import plain
 from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
 from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.rivals import decided, rivals
 
 MAX_EXCLUDED_LINES = 12
 
@@ -57,6 +58,8 @@ class FitReport:
                 "results": {name: result_dict(result) for name, result in analysis.results.items()},
                 "refused": analysis.refused,
                 "preferred": analysis.best.approach if analysis.results else None,
+                "decided": [_decision_dict(d) for d in decided(analysis)] if analysis.results else [],
+                "allowing_for": [r.approach for r in rivals(analysis, analysis.best)] if analysis.results else [],
                 "minima": [
                     {"budget": m.budget, "n_opt": m.n_opt, "d_opt": m.d_opt, "loss": m.loss, "refused": m.reason}
                     for m in analysis.minima
@@ -158,20 +161,28 @@ def _exponents(report: FitReport) -> list[str]:
 
 
 def _decisions(report: FitReport) -> list[str]:
-    rows = [("budget", "approach", "N*", "D*", "tokens/param", "loss at the optimum")]
+    rows: list[tuple[str, ...]] = [("budget", "approach", "N*", "D*", "tokens/param", "loss at the optimum")]
     for name, result in report.analysis.results.items():
-        rows += [
-            (
-                f"{d.budget:.3g}",
-                name,
-                quantity(d.n_opt) + _span(d.n_interval, quantity),
-                quantity(d.d_opt) + _span(d.d_interval, quantity),
-                f"{d.d_opt / d.n_opt:.1f}",
-                f"{d.loss:.3f}{_span(d.loss_interval, lambda v: f'{v:.3f}')}",
-            )
-            for d in result.decisions
-        ]
-    return _columns(rows) + _rates(report) if len(rows) > 1 else []
+        rows += [_decision_row(name, d) for d in result.decisions]
+    if len(rows) == 1:
+        return []
+    others = [r.approach for r in rivals(report.analysis, report.best)]
+    if others:
+        rows += [_decision_row("to act on", d) for d in decided(report.analysis)]
+    told = [f"to act on: {report.best.approach}, its intervals stretched over those of {' and '.join(others)}: the "
+            "held-out budgets rule out neither"] if others else []  # fmt: skip
+    return _columns(rows) + told + _rates(report)
+
+
+def _decision_row(name: str, d: Decision) -> tuple[str, ...]:
+    return (
+        f"{d.budget:.3g}",
+        name,
+        quantity(d.n_opt) + _span(d.n_interval, quantity),
+        quantity(d.d_opt) + _span(d.d_interval, quantity),
+        f"{d.d_opt / d.n_opt:.1f}",
+        f"{d.loss:.3f}{_span(d.loss_interval, lambda v: f'{v:.3f}')}",
+    )
 
 
 def _rates(report: FitReport) -> list[str]:

@@ -14,7 +14,7 @@ from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_
 from sweeps.fit_report import FitReport, quantity
 from sweeps.parsing import read_yaml
 from sweeps.scaling.analysis import NOTE, Result
-from sweeps.scaling.rivals import forecast_interval
+from sweeps.scaling.rivals import forecast_interval, size_intervals
 from sweeps.scaling.table import RunTable
 
 FAR_FROM_OPTIMUM = 1.5
@@ -39,6 +39,7 @@ class Forecast:
         holdout_err: relative error that those on held-out budgets make one expect there.
         flags: what to know before trusting it.
         mlflow_run_id: where it is written down; empty before.
+        n_lo, n_hi, d_lo, d_hi: 95% intervals of n_opt and d_opt; NaN without, and in forecasts of earlier versions.
         widened: half-width, relative to the loss, that the held-out errors added: what noise and known bias do not
             explain of them, twice. NaN in forecasts of earlier versions.
     """
@@ -61,6 +62,10 @@ class Forecast:
     flags: tuple[str, ...] = ()
     mlflow_run_id: str = ""
     widened: float = math.nan
+    n_lo: float = math.nan
+    n_hi: float = math.nan
+    d_lo: float = math.nan
+    d_hi: float = math.nan
 
     def text(self) -> str:
         """A few lines for people."""
@@ -69,7 +74,8 @@ class Forecast:
         ends = f"95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
         lines = [
             f"forecast {self.forecast_id} by {self.approach} for {self.budget:.3g} FLOPs ({self.flops_convention})",
-            f"  optimum: N* {quantity(self.n_opt)} parameters, D* {quantity(self.d_opt)} tokens",
+            f"  optimum: N* {_ends(self.n_opt, self.n_lo, self.n_hi)} parameters, "
+            f"D* {_ends(self.d_opt, self.d_lo, self.d_hi)} tokens",
             f"  planned: N {quantity(self.n_params)}, D {quantity(self.d_tokens)}, {self.c_flops:.4g} FLOPs{at}",
             f"  loss {self.loss:.3f} nats per token, "
             + ("no interval" if math.isnan(self.loss_lo) else f"{ends} ({self._holdout()})"),
@@ -149,12 +155,14 @@ def make_forecast(
     flags += _far_from_grid(c, result)
     loss = result.expected_loss(n, d, c)
     ends, rivals = forecast_interval(report.analysis, result, n, d, c)
+    n_ends, d_ends = size_intervals(report.analysis, result, budget)
     flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
     error = result.holdout.error_at(c, result.budgets)
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
     return Forecast(
         identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
         error, flops_name, n_name, tuple(flags), widened=result.holdout.excess_at(c, result.budgets),
+        n_lo=n_ends.low, n_hi=n_ends.high, d_lo=d_ends.low, d_hi=d_ends.high,
     )  # fmt: skip
 
 
@@ -178,6 +186,11 @@ def forecast_id(
     plan = [asdict(model), d_tokens] if model else None
     content = json.dumps([rows, approach, budget, plan, names], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def _ends(value: float, low: float, high: float) -> str:
+    ends = "" if math.isnan(low) else f" [{quantity(low)}, {quantity(high)}]"
+    return quantity(value) + ends
 
 
 def _known(convention: str, default: str) -> str:

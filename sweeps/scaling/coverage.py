@@ -31,7 +31,7 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import check_places, write_text
 from sweeps.scaling.analysis import Analysis, Result, analyse
 from sweeps.scaling.approaches import APPROACHES
-from sweeps.scaling.rivals import allowing
+from sweeps.scaling.rivals import decided
 from sweeps.scaling.simulated import DESIGNS, Design, simulate
 from sweeps.scaling.surfaces import WORLDS, KnownSurface
 
@@ -77,7 +77,7 @@ def _held(
         of_run = result.forecast_interval(n, d, target, seed)
     else:
         n, d = decision.n_opt, decision.d_opt
-        decision = allowing(rivals, result, decision)
+        (decision,) = decided(rivals)
         of_run = decision.loss_interval
     measured = float(surface.loss(n, d)) * noise
     pairs = [

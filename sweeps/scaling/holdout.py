@@ -63,8 +63,10 @@ class HoldoutPoint:
         """Size of the error beyond noise and known bias; all of it where those are not known."""
         if not np.isfinite(self.expected_sd):
             return abs(self.error)
-        square = (self.error - self.expected) ** 2 - self.expected_sd**2
-        return float(np.sqrt(square)) if square > (UNEXPLAINED_SDS**2 - 1) * self.expected_sd**2 else 0.0
+        distance = abs(self.error - self.expected)
+        if distance <= UNEXPLAINED_SDS * self.expected_sd:  # which has no square where replicates ran away
+            return 0.0
+        return float(np.sqrt(distance**2 - self.expected_sd**2))
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,21 @@ def forecast_interval(
     return ends, [other.approach for other in others]
 
 
-def allowing(analysis: Analysis, chosen: Result, decision: Decision) -> Decision:
-    """A decision of the chosen result, its intervals of N*, D* and loss stretched over its rivals' for that budget."""
+def size_intervals(analysis: Analysis, chosen: Result, c_flops: float) -> tuple[Interval, Interval]:
+    """95% intervals of N* in parameters and D* in tokens, over the chosen form and its rivals."""
+    n, d = chosen.size_intervals(c_flops)
     for other in rivals(analysis, chosen):
-        theirs = next(d for d in other.decisions if d.budget == decision.budget)
-        decision = replace(
-            decision,
-            n_interval=decision.n_interval.hull(theirs.n_interval),
-            d_interval=decision.d_interval.hull(theirs.d_interval),
-        )
-    loss, _ = forecast_interval(analysis, chosen, decision.n_opt, decision.d_opt, decision.budget)
-    return replace(decision, loss_interval=loss)
+        their_n, their_d = other.size_intervals(c_flops)
+        n, d = n.hull(their_n), d.hull(their_d)
+    return n, d
+
+
+def decided(analysis: Analysis) -> tuple[Decision, ...]:
+    """What to act on at each target budget: the preferred approach's decisions, with intervals over its rivals too."""
+    best = analysis.best
+    found = []
+    for decision in best.decisions:
+        n, d = size_intervals(analysis, best, decision.budget)
+        loss, _ = forecast_interval(analysis, best, decision.n_opt, decision.d_opt, decision.budget)
+        found.append(replace(decision, n_interval=n, d_interval=d, loss_interval=loss))
+    return tuple(found)
