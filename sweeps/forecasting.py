@@ -14,7 +14,7 @@ from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_
 from sweeps.fit_report import FitReport, quantity
 from sweeps.parsing import read_yaml
 from sweeps.scaling.analysis import NOTE, Result
-from sweeps.scaling.rivals import forecast_interval, size_intervals
+from sweeps.scaling.decided import size_intervals
 from sweeps.scaling.table import RunTable
 
 FAR_FROM_OPTIMUM = 1.5
@@ -40,8 +40,8 @@ class Forecast:
         flags: what to know before trusting it.
         mlflow_run_id: where it is written down; empty before.
         n_lo, n_hi, d_lo, d_hi: 95% intervals of n_opt and d_opt; NaN without, and in forecasts of earlier versions.
-        widened: half-width, relative to the loss, that the held-out errors added: what noise and known bias do not
-            explain of them, twice. NaN in forecasts of earlier versions.
+        widened: half-width, relative to the loss, that the held-out errors added. NaN in forecasts of earlier
+            versions.
     """
 
     forecast_id: str
@@ -87,9 +87,7 @@ class Forecast:
             return "no budget could be held out: noise alone"
         if math.isnan(self.widened):
             return f"holdout error {self.holdout_err:.1%}"
-        if not self.widened:
-            return "held-out budgets were missed by no more than noise: not widened"
-        return f"widened by {self.widened:.1%}, as held-out budgets were missed by more than noise"
+        return f"widened by {self.widened:.1%} for how far held-out budgets were missed"
 
 
 def nearest_shape(candidates: Sequence[ModelConfig], n_opt: float, convention: str = "matmul") -> ModelConfig:
@@ -154,14 +152,13 @@ def make_forecast(
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
     flags += _far_from_grid(c, result)
     loss = result.expected_loss(n, d, c)
-    ends, rivals = forecast_interval(report.analysis, result, n, d, c)
+    ends = result.forecast_interval(n, d, c)
     n_ends, d_ends = size_intervals(report.analysis, result, budget)
-    flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
     error = result.holdout.error_at(c, result.budgets)
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
     return Forecast(
         identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
-        error, flops_name, n_name, tuple(flags), widened=result.holdout.excess_at(c, result.budgets),
+        error, flops_name, n_name, tuple(flags), widened=result.holdout.widening(c, result.budgets),
         n_lo=n_ends.low, n_hi=n_ends.high, d_lo=d_ends.low, d_hi=d_ends.high,
     )  # fmt: skip
 

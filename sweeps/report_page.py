@@ -14,7 +14,7 @@ from sweeps.fit_report import FitReport
 from sweeps.plots import Marker
 from sweeps.report_style import STYLE
 from sweeps.scaling.analysis import NOTE, Analysis
-from sweeps.scaling.rivals import decided
+from sweeps.scaling.decided import decided
 
 _FOLD = 12
 

@@ -34,8 +34,7 @@ class Decision:
     Attributes:
         budget: FLOPs. n_opt: parameters. d_opt: tokens. loss: nats per token at the optimum.
         n_interval, d_interval: bootstrap. loss_interval: bootstrap of a run's loss, widened by the holdout error.
-        holdout_error: relative error that the held-out ones make one expect there; what of it noise and known bias do
-            not explain is in loss_interval, see `Holdout.excess_at`.
+        holdout_error: relative error that the held-out ones make one expect there; loss_interval has it in.
         lr, batch_tokens: learning rate and tokens a step at (n_opt, d_opt); NaN where the table cannot say.
         lr_interval, batch_interval: theirs.
     """
@@ -105,8 +104,8 @@ class Result:
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
 
-        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by what
-        the holdout errors show beyond that, scaled to the target's distance from the grid.
+        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by the
+        holdout errors, scaled to the target's distance from the grid.
         """
         if self.replicates is None:
             return NO_INTERVAL
@@ -114,8 +113,8 @@ class Result:
         noise = np.random.default_rng(seed + 1).standard_normal(len(loss)) * self.replicates.noise_sd
         drawn = interval(loss * np.exp(noise))
         centre = self.expected_loss(n_params, d_tokens, c_flops)
-        excess = self.holdout.excess_at(c_flops, self.budgets)
-        wide = widen(drawn, centre, 0.0 if np.isnan(excess) else excess * centre)
+        widening = self.holdout.widening(c_flops, self.budgets)
+        wide = widen(drawn, centre, 0.0 if np.isnan(widening) else widening * centre)
         return Interval(max(wide.low, 0.0), wide.high) if wide.low < 0 else wide
 
 
@@ -231,8 +230,6 @@ def _result(
     holdout = _holdout(approach, table, minima, options, flags)
     if holdout.relative_error > LARGEST_ERROR:
         raise FitError(f"it misses what it has not seen by over {LARGEST_ERROR:.0%}: these runs follow no such law")
-    if approach.holdout_errors is not None and replicates is not None and table.runs[0].budget is not None:
-        holdout = holdout.with_expected(approach.holdout_errors(table, model, replicates, options))
     draws = (NO_INTERVAL,) * 3 if replicates is None else map(interval, (replicates.a, replicates.b, replicates.e))
     a_ends, b_ends, e_ends = draws
     result = Result(

@@ -36,13 +36,8 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def width(self) -> float:
-        """Distance of the ends."""
-        return self.high - self.low
-
     def hull(self, other: Interval) -> Interval:
-        """The shortest interval over both; NaN where this one is, and this one where the other has no ends."""
+        """The shortest interval over both; this one where either has no ends."""
         if not (self.low <= self.high and other.low <= other.high):
             return self
         return Interval(min(self.low, other.low), max(self.high, other.high))

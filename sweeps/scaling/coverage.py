@@ -31,7 +31,7 @@ from recipes.command import command_parser, exit_status
 from sweeps.files import check_places, write_text
 from sweeps.scaling.analysis import Analysis, Result, analyse
 from sweeps.scaling.approaches import APPROACHES
-from sweeps.scaling.rivals import decided
+from sweeps.scaling.decided import decided
 from sweeps.scaling.simulated import DESIGNS, Design, simulate
 from sweeps.scaling.surfaces import WORLDS, KnownSurface
 

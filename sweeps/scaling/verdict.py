@@ -26,20 +26,15 @@ def serious(flags: tuple[str, ...]) -> list[str]:
 
 
 def preferred(results: Iterable[Result]) -> Result:
-    """The result to decide by; one that has no intervals or serious flags only alone.
+    """The result that predicted held-out budgets best; one that has no intervals or serious flags only alone.
 
-    Of those whose held-out errors are no more than noise and their own bias explain, the one with the fewest flags and
-    then with the narrowest interval of the exponent: nothing speaks against any of them, and a lower error among them
-    is luck. Where every approach misses by more than that (or it is not known by how much it should), the one that
-    predicted held-out budgets best. Errors within a tenth of the lowest are a tie, as they rest on one to three
-    budgets: of these one whose error can be explained, then with fewer flags, then the lower error.
+    Errors within a tenth of the lowest are a tie: they rest on one to three budgets, and another seed would order them
+    anew. Of these the one with fewer flags, then the lower error.
     """
     ordered = sorted(results, key=lambda result: (_last(result), _error(result), result.approach))
-    sound = [r for r in ordered if not _last(r)] or ordered[:1]
-    if within := [r for r in sound if r.holdout.within_noise]:
-        return min(within, key=lambda result: (len(result.flags), result.a_interval.width))
-    tied = [r for r in sound if _error(r) <= TIE * _error(sound[0])]
-    return min(tied, key=lambda result: (not result.holdout.explained, len(result.flags), _error(result)))
+    best = ordered[0]
+    tied = [r for r in ordered if _last(r) == _last(best) and _error(r) <= TIE * _error(best)]
+    return min(tied or ordered[:1], key=lambda result: (len(result.flags), _error(result)))
 
 
 def _last(result: Result) -> bool:
