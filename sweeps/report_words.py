@@ -60,7 +60,7 @@ def decision_sentence(analysis: Analysis, index: int) -> str:
         f"{quantity(decision.d_opt)} tokens, says {best.approach}, the preferred fit"
     )
     if other := second_opinion(analysis, best):
-        text += f" (the size's interval also covers {other.approach}'s, which reads it off the measured minima)"
+        text += f" (the interval of the size also covers that of {other.approach}, which reads it off measured minima)"
     finite = [n for n in others if math.isfinite(n)]
     if not finite:
         return text + "; no other approach gave an answer to hold against it."

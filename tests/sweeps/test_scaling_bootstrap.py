@@ -141,8 +141,7 @@ def test_forecast_interval_takes_the_holdout_error_in() -> None:
     table = grid(surface(*HOFFMANN), SMALL, sizes=5, spread=3, noise=0.0005)
     result = analyse(table, ["isoflop"], budgets=[1e20, 1e21], bootstrap=200, loss_form="power").results["isoflop"]
     near, far = result.decisions
-    # A power law's miss is known from the fitted surface, so it moves the loss and does not widen its interval.
-    assert all(abs(p.error - p.expected) < 4 * p.expected_sd for p in result.holdout.points)
+    # A power law's miss is known from the fitted surface: it moves the loss.
     assert abs(near.loss / result.model.loss_opt(1e20) - 1) > 0.01
     assert far.holdout_error > 2 * near.holdout_error
     assert near.loss in near.loss_interval and far.loss in far.loss_interval
