@@ -20,7 +20,7 @@ from sweeps.scaling.table import Array, FitError, RunTable
 MAX_ROLLING = 3
 MIN_BUDGETS = 2
 # One to three errors say little about their own size. Set on published grids, see docs/scaling.md.
-HOLDOUT_FACTOR = 1.5
+HOLDOUT_FACTOR = 2.0
 
 
 class Predictor(Protocol):
@@ -40,7 +40,7 @@ class HoldoutPoint:
         predicted, measured: loss at the minimum, nats per token; measured is the budget's own vertex, or its
             lowest loss where its curve is refused.
         error: predicted / measured - 1.
-        reach: extrapolation this took, see `reach`.
+        distance: from the fitted budgets, see `distance`.
         n_ratio: predicted N* over the vertex; NaN where the curve is refused.
     """
 
@@ -49,7 +49,7 @@ class HoldoutPoint:
     predicted: float
     measured: float
     error: float
-    reach: float
+    distance: float
     n_ratio: float
 
 
@@ -81,28 +81,23 @@ class Holdout:
     def error_at(self, c_flops: float, budgets: Array) -> float:
         """Relative error to expect at a target, from fits of all `budgets` [budgets] FLOPs; NaN without points.
 
-        Each held-out error is divided by its reach and multiplied by the target's. Inside the grid the reach is that
-        of the last held-out budget, so the error is not scaled down.
+        Each held-out error is divided by its distance and multiplied by the target's. Inside the grid that is the
+        distance of the last held-out budget, so the error is not scaled down.
         """
         if not self.points:
             return float("nan")
-        per_reach = np.array([p.error / p.reach for p in self.points])
-        size = float(max(abs(per_reach[-1]), np.sqrt(np.mean(per_reach**2))))
-        return size * max(reach(budgets, c_flops), self.points[-1].reach)
+        errors = np.array([p.error / p.distance for p in self.points])
+        size = float(max(abs(errors[-1]), np.sqrt(np.mean(errors**2))))
+        return size * max(distance(budgets, c_flops), self.points[-1].distance)
 
     def widening(self, c_flops: float, budgets: Array) -> float:
         """Half-width, relative to the loss, that held-out errors add to an interval at a target; NaN without points."""
         return HOLDOUT_FACTOR * self.error_at(c_flops, budgets)
 
 
-def reach(budgets: Array, c_flops: float) -> float:
-    """How fast a straight line's miss of a curve grows: (ln C - mean)^2 - variance, over ln of the fitted budgets.
-
-    The least-squares line through y = q x^2 misses it by q times this number (exact for evenly spaced budgets, which
-    have no third moment).
-    """
-    x = np.log(budgets)
-    return float((np.log(c_flops) - x.mean()) ** 2 - x.var())
+def distance(budgets: Array, c_flops: float) -> float:
+    """|ln C - mean ln C of the fitted budgets|: a line in logs that is off in its slope misses in proportion to it."""
+    return float(abs(np.log(c_flops) - np.log(budgets).mean()))
 
 
 def rolling(table: RunTable, minima: tuple[Minimum, ...], fit: Callable[[RunTable], Predictor]) -> Holdout:
@@ -142,5 +137,5 @@ def _predict(
     else:
         measured, n_ratio = curve.loss, fitted.n_opt(budget) / curve.n_opt
     return HoldoutPoint(
-        budget, from_budget, predicted, measured, predicted / measured - 1, reach(fitted_budgets, budget), n_ratio
+        budget, from_budget, predicted, measured, predicted / measured - 1, distance(fitted_budgets, budget), n_ratio
     )

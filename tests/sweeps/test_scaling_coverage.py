@@ -17,7 +17,7 @@ from sweeps.scaling.bias import own_grid_bias
 from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.bootstrap_isoflop import bootstrap_isoflop
 from sweeps.scaling.decided import decided, second_opinion, size_intervals
-from sweeps.scaling.holdout import HOLDOUT_FACTOR, Holdout, HoldoutPoint, reach
+from sweeps.scaling.holdout import HOLDOUT_FACTOR, Holdout, HoldoutPoint, distance
 from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.parametric import fit_parametric
 from sweeps.scaling.surfaces import SURFACES, WORLDS, KnownSurface
@@ -152,11 +152,12 @@ def test_shares_outside_the_nominal_range_are_marked() -> None:
 
 def test_an_interval_is_widened_by_the_held_out_errors_scaled_to_the_target() -> None:
     budgets = np.geomspace(1e17, 1e20, 4)
-    points = [HoldoutPoint(1e20, 1e19, 3.0, 3.0, error, 10.0, 1.0) for error in (0.03, -0.01)]
+    points = [HoldoutPoint(1e20, 1e19, 3.0, 3.0, error, 2.0, 1.0) for error in (0.03, -0.01)]
     size = math.sqrt((0.03**2 + 0.01**2) / 2)  # above the last error
     assert Holdout(tuple(points)).relative_error == pytest.approx(size)
+    assert distance(budgets, 1e21) == pytest.approx(2.5 * math.log(10))  # from 10^18.5
     wider = Holdout(tuple(points)).widening(1e21, budgets)
-    assert wider == pytest.approx(HOLDOUT_FACTOR * size * reach(budgets, 1e21) / 10.0)
+    assert wider == pytest.approx(HOLDOUT_FACTOR * size * distance(budgets, 1e21) / 2.0)
     assert Holdout(tuple(points[::-1])).widening(1e21, budgets) == pytest.approx(wider * 0.03 / size)
     assert math.isnan(Holdout(()).widening(1e21, budgets))
 
