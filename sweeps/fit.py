@@ -128,6 +128,14 @@ def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None
     """Options that `sweeps.fit`, `sweeps.forecast` and `sweeps.report` share: which runs, and how to fit them."""
     p.add_argument("--runs", required=required, metavar="FILE.csv|mlflow:EXPERIMENT", help="where the runs are")
     p.add_argument("--approach", default="all", choices=[*APPROACHES, "all"], help="how to fit; all: side by side")
+    run_columns(p)
+    p.add_argument("--max-excess", type=float, metavar="SHARE", help="parametric: drop runs this far above the minimum")
+    p.add_argument("--noise-sd", type=float, metavar="SD", help="known sd of ln loss of one run; else estimated")
+    p.add_argument("--bootstrap", type=int, default=1000, metavar="K", help="replicates")
+
+
+def run_columns(p: argparse.ArgumentParser) -> None:
+    """Options that say where the quantities are in the runs and which runs count, of every command that reads runs."""
     for key, meaning in (
         ("n", "of parameters"), ("d", "of tokens"), ("c", "of FLOPs (without one: 6 N D)"),
         ("loss", "of loss in nats per token"), ("budget", "of IsoFLOP budgets (without one: grouped by FLOPs)"),
@@ -140,9 +148,6 @@ def add_run_arguments(p: argparse.ArgumentParser, required: bool = True) -> None
     p.add_argument("--where", metavar="EXPR", help="keep rows for which this holds, e.g. 'd_model > 32 and seed == 0'")
     p.add_argument("--sweep", metavar="RUN_ID", help="only cells of this sweep (its MLflow parent run)")
     p.add_argument("--near", default=str(NEAREST), metavar="K|all", help="points per parabola")
-    p.add_argument("--max-excess", type=float, metavar="SHARE", help="parametric: drop runs this far above the minimum")
-    p.add_argument("--noise-sd", type=float, metavar="SD", help="known sd of ln loss of one run; else estimated")
-    p.add_argument("--bootstrap", type=int, default=1000, metavar="K", help="replicates")
     p.add_argument("--seed", type=int, default=0, help="of starts and resampling")
     p.add_argument("--tracking-uri", metavar="URI", help="MLflow; else MLFLOW_TRACKING_URI, else sqlite:///mlflow.db")
 

@@ -11,6 +11,7 @@ from typing import Any
 from lm.data.files import plain
 from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
 from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.decided import decided, second_opinion
 
 MAX_EXCLUDED_LINES = 12
 
@@ -57,6 +58,7 @@ class FitReport:
                 "results": {name: result_dict(result) for name, result in analysis.results.items()},
                 "refused": analysis.refused,
                 "preferred": analysis.best.approach if analysis.results else None,
+                "decided": [_decision_dict(d) for d in decided(analysis)] if analysis.results else [],
                 "minima": [
                     {"budget": m.budget, "n_opt": m.n_opt, "d_opt": m.d_opt, "loss": m.loss, "refused": m.reason}
                     for m in analysis.minima
@@ -154,24 +156,34 @@ def _exponents(report: FitReport) -> list[str]:
                 f"{last.error:+.2%}" if last else "-",
             )
         )
-    return _columns(rows) + [f"{name} refused: {why}" for name, why in report.analysis.refused.items()]
+    return aligned(rows) + [f"{name} refused: {why}" for name, why in report.analysis.refused.items()]
 
 
 def _decisions(report: FitReport) -> list[str]:
-    rows = [("budget", "approach", "N*", "D*", "tokens/param", "loss at the optimum")]
+    rows: list[tuple[str, ...]] = [("budget", "approach", "N*", "D*", "tokens/param", "loss at the optimum")]
     for name, result in report.analysis.results.items():
-        rows += [
-            (
-                f"{d.budget:.3g}",
-                name,
-                quantity(d.n_opt) + _span(d.n_interval, quantity),
-                quantity(d.d_opt) + _span(d.d_interval, quantity),
-                f"{d.d_opt / d.n_opt:.1f}",
-                f"{d.loss:.3f}{_span(d.loss_interval, lambda v: f'{v:.3f}')}",
-            )
-            for d in result.decisions
-        ]
-    return _columns(rows) + _rates(report) if len(rows) > 1 else []
+        rows += [_decision_row(name, d) for d in result.decisions]
+    if len(rows) == 1:
+        return []
+    rows += [_decision_row("to act on", d) for d in decided(report.analysis)]
+    other = second_opinion(report.analysis, report.best)
+    also = f"; the size also by {other.approach}, which reads it off the measured minima" if other else ""
+    return [
+        *aligned(rows),
+        f"to act on: {report.best.approach}, preferred for its holdout error{also}",
+        *_rates(report),
+    ]
+
+
+def _decision_row(name: str, d: Decision) -> tuple[str, ...]:
+    return (
+        f"{d.budget:.3g}",
+        name,
+        quantity(d.n_opt) + _span(d.n_interval, quantity),
+        quantity(d.d_opt) + _span(d.d_interval, quantity),
+        f"{d.d_opt / d.n_opt:.1f}",
+        f"{d.loss:.3f}{_span(d.loss_interval, lambda v: f'{v:.3f}')}",
+    )
 
 
 def _rates(report: FitReport) -> list[str]:
@@ -188,7 +200,7 @@ def _rates(report: FitReport) -> list[str]:
             for d in result.decisions
             if math.isfinite(d.lr)
         ]
-    return ["", *_columns(rows)] if len(rows) > 1 else []
+    return ["", *aligned(rows)] if len(rows) > 1 else []
 
 
 def _convention_lines(report: FitReport) -> list[str]:
@@ -207,7 +219,7 @@ def _convention_lines(report: FitReport) -> list[str]:
         for c in found
     ]
     limits = dict.fromkeys(c.limit for c in found if c.limit)
-    return ["", *_columns(rows), *(f"* no answer, only what counting does to it: {limit}" for limit in limits)]
+    return ["", *aligned(rows), *(f"* no answer, only what counting does to it: {limit}" for limit in limits)]
 
 
 def _notes(report: FitReport) -> list[str]:
@@ -233,7 +245,7 @@ def _bias_line(name: str, result: Result) -> str:
     )
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

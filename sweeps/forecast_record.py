@@ -107,7 +107,10 @@ def log_forecast(
 
 
 def _write(forecast: Forecast, experiment: str, parent_run_id: str | None, tracking_uri: str | None, late: bool) -> str:
-    numbers = ("n_opt", "d_opt", "n_params", "d_tokens", "c_flops", "loss_lo", "loss_hi", "holdout_err")
+    numbers = (
+        "n_opt", "n_lo", "n_hi", "d_opt", "d_lo", "d_hi", "n_params", "d_tokens", "c_flops", "loss_lo", "loss_hi",
+        "holdout_err",
+    )  # fmt: skip
     metrics = {name: float(getattr(forecast, name)) for name in numbers}
     metrics |= {"loss_pred": forecast.loss, "budget": forecast.budget}
     params: dict[str, Any] = {"approach": forecast.approach, "budget_flops": forecast.budget}

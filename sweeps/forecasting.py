@@ -14,13 +14,10 @@ from lm.plan import DEFAULT_FLOP_CONVENTION, n_params, steps_for_budget, tokens_
 from sweeps.fit_report import FitReport, quantity
 from sweeps.parsing import read_yaml
 from sweeps.scaling.analysis import NOTE, Result
-from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.decided import size_intervals
 from sweeps.scaling.table import RunTable
 
 FAR_FROM_OPTIMUM = 1.5
-# Another form counts as not ruled out below this relative holdout error, or within this factor of the chosen one's.
-RIVAL_FLOOR = 0.005
-RIVAL_FACTOR = 2.0
 # A planned run's FLOPs are at most this share off its budget.
 OFF_BUDGET = 0.1
 # A target further than this many times beyond the swept budgets gets a note.
@@ -42,8 +39,9 @@ class Forecast:
         holdout_err: relative error that those on held-out budgets make one expect there.
         flags: what to know before trusting it.
         mlflow_run_id: where it is written down; empty before.
-        widened: half-width, relative to the loss, that the held-out errors added: what noise and known bias do not
-            explain of them, twice. NaN in forecasts of earlier versions.
+        n_lo, n_hi, d_lo, d_hi: 95% intervals of n_opt and d_opt; NaN without, and in forecasts of earlier versions.
+        widened: half-width, relative to the loss, that the held-out errors added. NaN in forecasts of earlier
+            versions.
     """
 
     forecast_id: str
@@ -64,6 +62,10 @@ class Forecast:
     flags: tuple[str, ...] = ()
     mlflow_run_id: str = ""
     widened: float = math.nan
+    n_lo: float = math.nan
+    n_hi: float = math.nan
+    d_lo: float = math.nan
+    d_hi: float = math.nan
 
     def text(self) -> str:
         """A few lines for people."""
@@ -72,7 +74,8 @@ class Forecast:
         ends = f"95% interval [{self.loss_lo:.3f}, {self.loss_hi:.3f}]"
         lines = [
             f"forecast {self.forecast_id} by {self.approach} for {self.budget:.3g} FLOPs ({self.flops_convention})",
-            f"  optimum: N* {quantity(self.n_opt)} parameters, D* {quantity(self.d_opt)} tokens",
+            f"  optimum: N* {_ends(self.n_opt, self.n_lo, self.n_hi)} parameters, "
+            f"D* {_ends(self.d_opt, self.d_lo, self.d_hi)} tokens",
             f"  planned: N {quantity(self.n_params)}, D {quantity(self.d_tokens)}, {self.c_flops:.4g} FLOPs{at}",
             f"  loss {self.loss:.3f} nats per token, "
             + ("no interval" if math.isnan(self.loss_lo) else f"{ends} ({self._holdout()})"),
@@ -84,9 +87,7 @@ class Forecast:
             return "no budget could be held out: noise alone"
         if math.isnan(self.widened):
             return f"holdout error {self.holdout_err:.1%}"
-        if not self.widened:
-            return "held-out budgets were missed by no more than noise: not widened"
-        return f"widened by {self.widened:.1%}, as held-out budgets were missed by more than noise"
+        return f"widened by {self.widened:.1%} for how far held-out budgets were missed"
 
 
 def nearest_shape(candidates: Sequence[ModelConfig], n_opt: float, convention: str = "matmul") -> ModelConfig:
@@ -151,13 +152,14 @@ def make_forecast(
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
     flags += _far_from_grid(c, result)
     loss = result.expected_loss(n, d, c)
-    ends, rivals = _interval(report, result, n, d, c)
-    flags += [f"the interval also covers {name}'s forecast: the held-out budgets do not rule it out" for name in rivals]
+    ends = result.forecast_interval(n, d, c)
+    n_ends, d_ends = size_intervals(report.analysis, result, budget)
     error = result.holdout.error_at(c, result.budgets)
     identity = forecast_id(table, result.approach, budget, model, d, (flops_name, n_name))
     return Forecast(
         identity, result.approach, budget, n_opt, d_opt, model, n, d, c, loss, ends.low, ends.high,
-        error, flops_name, n_name, tuple(flags), widened=result.holdout.excess_at(c, result.budgets),
+        error, flops_name, n_name, tuple(flags), widened=result.holdout.widening(c, result.budgets),
+        n_lo=n_ends.low, n_hi=n_ends.high, d_lo=d_ends.low, d_hi=d_ends.high,
     )  # fmt: skip
 
 
@@ -183,24 +185,9 @@ def forecast_id(
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def _interval(report: FitReport, result: Result, n: float, d: float, c: float) -> tuple[Interval, list[str]]:
-    """Interval of the chosen fit, stretched over every other form that predicted the held-out budgets about as well.
-
-    A bootstrap knows the noise inside one form. Which form holds beyond the grid is a doubt of its own: where the
-    held-out budgets cannot tell two forms apart, the run may come out as either says.
-
-    Returns:
-        the interval, and the names of the other approaches it covers.
-    """
-    ends, rivals = result.forecast_interval(n, d, c), []
-    limit = max(RIVAL_FACTOR * result.holdout.relative_error, RIVAL_FLOOR)
-    for name, other in report.analysis.results.items():
-        if name == result.approach or other.flags or not other.holdout.relative_error <= limit:
-            continue
-        theirs = other.forecast_interval(n, d, c)
-        ends = Interval(min(ends.low, theirs.low), max(ends.high, theirs.high))
-        rivals.append(name)
-    return ends, rivals
+def _ends(value: float, low: float, high: float) -> str:
+    ends = "" if math.isnan(low) else f" [{quantity(low)}, {quantity(high)}]"
+    return quantity(value) + ends
 
 
 def _known(convention: str, default: str) -> str:

@@ -30,9 +30,10 @@ from sweeps.next_config import Family, extended_config
 from sweeps.next_text import proposal_dict, proposal_text, rows_text, simulation_text
 from sweeps.records import read_runs
 from sweeps.scaling.design import DECISIONS
-from sweeps.scaling.next_simulation import SURFACES, simulate
+from sweeps.scaling.next_simulation import simulate
 from sweeps.scaling.proposal import base_of, propose
 from sweeps.scaling.row_design import propose_rows
+from sweeps.scaling.surfaces import SURFACES
 from sweeps.scaling.table import RunTable
 
 LARGEST_REACH = 1e6  # of simulated targets

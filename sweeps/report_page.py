@@ -14,6 +14,7 @@ from sweeps.fit_report import FitReport
 from sweeps.plots import Marker
 from sweeps.report_style import STYLE
 from sweeps.scaling.analysis import NOTE, Analysis
+from sweeps.scaling.decided import decided
 
 _FOLD = 12
 
@@ -97,7 +98,7 @@ def _decision(analysis: Analysis) -> str:
     if not analysis.results:
         return f'<div class="box bad"><p><b>No approach gave an answer.</b></p></div>{tables.refusals(analysis)}'
     parts = []
-    for i, decision in enumerate(analysis.best.decisions):
+    for i, decision in enumerate(decided(analysis)):
         parts.append(f"<p>{html.escape(words.decision_sentence(analysis, i))}</p>")
         cells = "".join(_tile(*map(html.escape, tile)) for tile in words.tiles(decision))
         parts.append(f'<div class="tiles">{cells}</div>')

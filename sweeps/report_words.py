@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sweeps.fit_report import grouped, quantity
 from sweeps.scaling.analysis import Analysis, Decision
 from sweeps.scaling.bootstrap import Interval
+from sweeps.scaling.decided import decided, second_opinion
 
 FAR = 30.0  # a target further beyond the largest budget than this gets a warning
 WIDE = 4.0  # so does an N* whose interval's ends differ by more than this factor
@@ -58,6 +59,8 @@ def decision_sentence(analysis: Analysis, index: int) -> str:
         f"Spend {power(decision.budget)} FLOPs on a model of {quantity(decision.n_opt)} parameters and "
         f"{quantity(decision.d_opt)} tokens, says {best.approach}, the preferred fit"
     )
+    if other := second_opinion(analysis, best):
+        text += f" (the interval of the size also covers that of {other.approach}, which reads it off measured minima)"
     finite = [n for n in others if math.isfinite(n)]
     if not finite:
         return text + "; no other approach gave an answer to hold against it."
@@ -71,7 +74,7 @@ def cautions(analysis: Analysis) -> list[str]:
     best = analysis.best
     found: list[str] = []
     largest = float(analysis.table.budgets.max())
-    for decision in best.decisions:
+    for decision in decided(analysis):
         reach = decision.budget / largest
         if reach > FAR:
             found.append(

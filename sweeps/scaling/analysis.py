@@ -34,8 +34,7 @@ class Decision:
     Attributes:
         budget: FLOPs. n_opt: parameters. d_opt: tokens. loss: nats per token at the optimum.
         n_interval, d_interval: bootstrap. loss_interval: bootstrap of a run's loss, widened by the holdout error.
-        holdout_error: relative error that the held-out ones make one expect there; what of it noise and known bias do
-            not explain is in loss_interval, see `Holdout.excess_at`.
+        holdout_error: relative error that the held-out ones make one expect there; loss_interval has it in.
         lr, batch_tokens: learning rate and tokens a step at (n_opt, d_opt); NaN where the table cannot say.
         lr_interval, batch_interval: theirs.
     """
@@ -95,11 +94,18 @@ class Result:
         middle = float(np.nanmedian(self.replicates.loss_at(n_params, d_tokens, c_flops)))
         return loss if np.isnan(middle) else middle
 
+    def size_intervals(self, c_flops: float) -> tuple[Interval, Interval]:
+        """95% intervals of N* in parameters and D* in tokens, by the bootstrap."""
+        if self.replicates is None:
+            return NO_INTERVAL, NO_INTERVAL
+        n, d, _ = self.replicates.decision(c_flops)
+        return interval(n), interval(d)
+
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
 
-        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by what
-        the holdout errors show beyond that, scaled to the target's distance from the grid.
+        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by the
+        holdout errors, scaled to the target's distance from the grid.
         """
         if self.replicates is None:
             return NO_INTERVAL
@@ -107,8 +113,8 @@ class Result:
         noise = np.random.default_rng(seed + 1).standard_normal(len(loss)) * self.replicates.noise_sd
         drawn = interval(loss * np.exp(noise))
         centre = self.expected_loss(n_params, d_tokens, c_flops)
-        excess = self.holdout.excess_at(c_flops, self.budgets)
-        wide = widen(drawn, centre, 0.0 if np.isnan(excess) else excess * centre)
+        widening = self.holdout.widening(c_flops, self.budgets)
+        wide = widen(drawn, centre, 0.0 if np.isnan(widening) else widening * centre)
         return Interval(max(wide.low, 0.0), wide.high) if wide.low < 0 else wide
 
 
@@ -133,7 +139,7 @@ class Analysis:
 
     @property
     def best(self) -> Result:
-        """The approach with the smallest holdout error and no flags; flagged ones only if nothing else is left.
+        """The preferred approach's result, see `verdict.preferred`.
 
         Raises:
             FitError: every approach was refused.
@@ -224,16 +230,16 @@ def _result(
     holdout = _holdout(approach, table, minima, options, flags)
     if holdout.relative_error > LARGEST_ERROR:
         raise FitError(f"it misses what it has not seen by over {LARGEST_ERROR:.0%}: these runs follow no such law")
-    if approach.holdout_errors is not None and replicates is not None and table.runs[0].budget is not None:
-        holdout = holdout.with_expected(approach.holdout_errors(table, model, replicates, options))
+    draws = (NO_INTERVAL,) * 3 if replicates is None else map(interval, (replicates.a, replicates.b, replicates.e))
+    a_ends, b_ends, e_ends = draws
     result = Result(
         approach=approach.name,
         a=model.a,
         b=model.b,
-        a_interval=NO_INTERVAL if replicates is None else interval(replicates.a),
-        b_interval=NO_INTERVAL if replicates is None else interval(replicates.b),
+        a_interval=a_ends,
+        b_interval=b_ends,
         e=model.e,
-        e_interval=NO_INTERVAL if replicates is None else interval(replicates.e),
+        e_interval=e_ends,
         model=model,
         replicates=replicates,
         holdout=holdout,
@@ -286,12 +292,8 @@ def _holdout(
 def _decide(result: Result, budget: float, seed: int, laws: HyperparameterLaws | None) -> Decision:
     model = result.model
     n, d = model.n_opt(budget), model.d_opt(budget)
-    n_interval = d_interval = NO_INTERVAL
-    if result.replicates is not None:
-        n_values, d_values, _ = result.replicates.decision(budget)
-        n_interval, d_interval = interval(n_values), interval(d_values)
     decision = Decision(
-        budget, n, d, result.expected_loss(n, d, budget), n_interval, d_interval,
+        budget, n, d, result.expected_loss(n, d, budget), *result.size_intervals(budget),
         result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.budgets),
     )  # fmt: skip
     if laws is None:

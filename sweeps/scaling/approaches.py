@@ -11,11 +11,10 @@ from sweeps.scaling.bootstrap_isoflop import akima_noise, bootstrap_akima, boots
 from sweeps.scaling.bootstrap_lines import LineReplicates
 from sweeps.scaling.bootstrap_parametric import ParametricReplicates, bootstrap_parametric
 from sweeps.scaling.envelope import EnvelopeFit, bootstrap_envelope, fit_envelope
-from sweeps.scaling.holdout_noise import surface_holdout_errors
 from sweeps.scaling.isoflop import NEAREST, IsoFlopFit, fit_isoflop
 from sweeps.scaling.kaplan import KaplanFit, KaplanReplicates, bootstrap_kaplan, fit_kaplan
 from sweeps.scaling.optimum import flop_rule
-from sweeps.scaling.parametric import ParametricFit, Problem
+from sweeps.scaling.parametric import ParametricFit
 from sweeps.scaling.surfaces import Surface
 from sweeps.scaling.table import Array, FitError, RunTable
 from sweeps.scaling.varpro import LinearProblem, fit_varpro
@@ -105,9 +104,6 @@ class FitOptions:
     seed: int = 0
 
 
-ExpectedErrors = Callable[[float, float], Array | None]
-
-
 @dataclass(frozen=True)
 class Approach:
     """One way from a run table to a decision.
@@ -116,8 +112,6 @@ class Approach:
         name: as on the command line. title: as in reports.
         fit: (table, options) -> model; raises FitError where the table cannot support it.
         bootstrap: (table, model, replicates, seed, options) -> draws; raises FitError where the noise is not known.
-        holdout_errors: (table, model, replicates, options) -> (from_budget, budget) -> errors that noise and known
-            bias alone would give, [k], or None; None where the approach cannot say.
         by_budget: it reads IsoFLOP curves, and groups runs by FLOPs where the table has no budget column.
     """
 
@@ -126,7 +120,6 @@ class Approach:
     fit: Callable[[RunTable, FitOptions], Model]
     bootstrap: Callable[[RunTable, Model, int, int, FitOptions], Replicates]
     by_budget: bool = False
-    holdout_errors: Callable[[RunTable, Model, Replicates | None, FitOptions], ExpectedErrors] | None = None
 
 
 def _envelope(table: RunTable, options: FitOptions) -> EnvelopeFit:
@@ -204,41 +197,14 @@ def _parametric_draws(table: RunTable, model: Model, k: int, seed: int, options:
     return bootstrap_parametric(near_rows(table, options), model.fit, model.rule, k, seed)
 
 
-def _line_errors(table: RunTable, model: Model, replicates: Replicates | None, options: FitOptions) -> ExpectedErrors:
-    return replicates.holdout_errors if isinstance(replicates, LineReplicates) else lambda from_budget, budget: None
-
-
-def _surface_errors(kind: type[Problem] | type[LinearProblem]) -> Callable[..., ExpectedErrors]:
-    def errors(table: RunTable, model: Model, replicates: Replicates | None, options: FitOptions) -> ExpectedErrors:
-        assert isinstance(model, Surface)
-        rows = near_rows(table, options)
-        return lambda from_budget, budget: surface_holdout_errors(
-            rows, model.fit, model.rule, kind, from_budget, budget, options.near, options.seed
-        )
-
-    return errors
-
-
 APPROACHES: dict[str, Approach] = {
     approach.name: approach
     for approach in (
-        Approach(
-            "envelope", "Approach 1: lower envelope of the runs", _envelope, _envelope_draws, True, _line_errors
-        ),
-        Approach(
-            "isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, True, _line_errors
-        ),
-        Approach(
-            "isoflop_akima", "Approach 2: IsoFLOP splines", _akima, _akima_draws, True, _line_errors
-        ),
-        Approach(
-            "parametric", "Approach 3: parametric surface, Huber on ln loss", _parametric, _parametric_draws,
-            holdout_errors=_surface_errors(Problem),
-        ),
-        Approach(
-            "parametric_linear", "Parametric surface, Huber on the loss itself", _linear, _linear_draws,
-            holdout_errors=_surface_errors(LinearProblem),
-        ),
+        Approach("envelope", "Approach 1: lower envelope of the runs", _envelope, _envelope_draws, True),
+        Approach("isoflop", "Approach 2: IsoFLOP parabolas", _isoflop, _isoflop_draws, True),
+        Approach("isoflop_akima", "Approach 2: IsoFLOP splines", _akima, _akima_draws, True),
+        Approach("parametric", "Approach 3: parametric surface, Huber on ln loss", _parametric, _parametric_draws),
+        Approach("parametric_linear", "Parametric surface, Huber on the loss itself", _linear, _linear_draws),
         Approach("kaplan", "Kaplan's form, no irreducible loss", _kaplan, _kaplan_draws),
     )
-}  # fmt: skip
+}

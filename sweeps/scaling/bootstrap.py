@@ -36,6 +36,12 @@ class Interval:
     low: float
     high: float
 
+    def hull(self, other: Interval) -> Interval:
+        """The shortest interval over both; this one where either has no ends."""
+        if not (self.low <= self.high and other.low <= other.high):
+            return self
+        return Interval(min(self.low, other.low), max(self.high, other.high))
+
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 

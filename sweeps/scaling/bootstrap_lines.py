@@ -11,8 +11,8 @@ from sweeps.scaling.akima import weighted_lines
 from sweeps.scaling.bootstrap import draw_noise
 from sweeps.scaling.curves import CURVATURE, LOG_D, LOG_LOSS, LOG_N
 from sweeps.scaling.isoflop import LineFit
-from sweeps.scaling.laws import fit_loss_law, saturating_laws
-from sweeps.scaling.table import Array, FitError, RunTable
+from sweeps.scaling.laws import saturating_laws
+from sweeps.scaling.table import Array, RunTable
 from sweeps.scaling.world import World
 
 # (log_n [points], log_d [points], losses [k, points]) of one budget -> [k, 4]: see `curves`.
@@ -62,7 +62,6 @@ class LineReplicates:
         noise_sd: [k] sd of ln loss of a single run.
         scheme: `surface`, `noise` or `rows`. failed: replicates refused.
         budgets: [budgets] FLOPs of the fit.
-        found: [k, budgets, 4] fp64, the replicates' minima.
     """
 
     fit: LineFit
@@ -72,7 +71,6 @@ class LineReplicates:
     scheme: str
     failed: int
     budgets: Array
-    found: Array
 
     @property
     def a(self) -> Array:
@@ -108,27 +106,6 @@ class LineReplicates:
         if self.world is None:
             return loss
         return self.fit.loss_at(n_params, d_tokens, c_flops) * self.world.loss(n_params, d_tokens) / loss
-
-    def holdout_errors(self, from_budget: float, budget: float) -> Array | None:
-        """What holding `budget` out shows by noise and known bias alone, [k] relative errors; None without a world."""
-        below = np.flatnonzero(self.budgets <= from_budget * (1 + 1e-9))
-        at = np.flatnonzero(np.isclose(self.budgets, budget, rtol=1e-9))
-        if self.world is None or len(below) < 2 or not len(at):
-            return None
-        loss = np.array([m.loss for m in self.fit.minima if m.ok])
-        form = _holdout_form(self.budgets[below], loss[below], self.fit.loss_law.form)
-        lines = fit_lines(self.budgets[below], self.found[:, below], form)
-        return lines.decision(budget)[2] / np.exp(self.found[:, at[0], LOG_LOSS]) - 1
-
-
-def _holdout_form(c: Array, loss: Array, form: str) -> str:
-    """The loss law a fit of these minima alone would choose."""
-    if form == "power":
-        return form
-    try:
-        return fit_loss_law(c, loss, "auto").form
-    except FitError:
-        return "power"
 
 
 def redraw(
@@ -191,7 +168,7 @@ def line_replicates(
     """Lines through replicates' minima [k, budgets, 4]; `line_sd`: of ln N* and ln D*, for weights."""
     budgets = np.array([m.budget for m in fit.minima if m.ok])
     lines = fit_lines(budgets, found, fit.loss_law.form, line_sd)
-    return LineReplicates(fit, lines, world, sd, scheme, int(np.isnan(lines.a).sum()), budgets, found)
+    return LineReplicates(fit, lines, world, sd, scheme, int(np.isnan(lines.a).sum()), budgets)
 
 
 def fit_lines(c: Array, found: Array, form: str, line_sd: tuple[Array, Array] | None = None) -> Lines:

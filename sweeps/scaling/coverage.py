@@ -2,12 +2,14 @@
 
 Each sweep draws a design (budgets x sizes, centred off the optimum by a random factor) and noise of ln loss, is fitted
 as `sweeps.fit` fits it, and its intervals of a, N*, D* and of the loss that a run at the optimum measures, at a target
-budget, are held against the surface's own values.
+budget, are held against the surface's own values. `preferred` is what a user acts on: all approaches are fitted, the
+preferred one decides, and the loss is that of a run at its N* and D*, in the interval `sweeps.forecast` would give it.
 
 Examples:
   python -m sweeps.scaling.coverage --sweeps 100
   python -m sweeps.scaling.coverage --surface ratio3 --approach isoflop --design small --json coverage.json
   python -m sweeps.scaling.coverage --sweeps 500 --jobs 2 --json coverage.json       (again: goes on where it stopped)
+  python -m sweeps.scaling.coverage --surface bent --approach preferred parametric
 """
 
 from __future__ import annotations
@@ -27,64 +29,17 @@ import numpy as np
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
-from sweeps.scaling.analysis import analyse
+from sweeps.scaling.analysis import Analysis, Result, analyse
 from sweeps.scaling.approaches import APPROACHES
-from sweeps.scaling.surfaces import SURFACES, KnownSurface
-from sweeps.scaling.table import Run, RunTable
+from sweeps.scaling.decided import decided
+from sweeps.scaling.simulated import DESIGNS, Design, simulate
+from sweeps.scaling.surfaces import WORLDS, KnownSurface
 
 QUANTITIES = ("a", "n_opt", "d_opt", "loss")
 COLUMNS = (*QUANTITIES, "n_half", "loss_half", "a_error", "n_error")
+PREFERRED = "preferred"
 CHUNK = 10
 NOMINAL = (0.92, 0.98)
-
-
-@dataclass(frozen=True)
-class Design:
-    """Budgets and sizes of a simulated sweep.
-
-    Attributes:
-        budgets: count over `decades` from 1e18 FLOPs up. sizes: a budget, geometric over +-`spread`.
-        noise: sd of ln loss of one run. off_centre: sd of the ln factor by which a sweep's sizes miss the optimum.
-        reach: target budget over the largest one.
-    """
-
-    name: str
-    budgets: int
-    decades: float
-    sizes: int
-    spread: float
-    noise: float
-    off_centre: float = 0.2
-    reach: float = 10.0
-
-
-DESIGNS = {
-    design.name: design
-    for design in (
-        Design("small", 5, 1.5, 6, 3.0, 0.002),
-        Design("medium", 6, 2.0, 7, 4.0, 0.003),
-        Design("large", 7, 2.0, 8, 5.0, 0.005),
-    )
-}
-
-
-def simulate(surface: KnownSurface, design: Design, seed: int) -> tuple[RunTable, float, float]:
-    """One sweep.
-
-    Returns:
-        its table, the target budget, and the loss a run at the target's optimum measures.
-    """
-    generator = np.random.default_rng(seed)
-    shift = math.exp(design.off_centre * generator.standard_normal())
-    runs = []
-    for c in np.geomspace(1e18, 1e18 * 10**design.decades, design.budgets):
-        for n in float(surface.n_opt(c)) * shift * np.geomspace(1 / design.spread, design.spread, design.sizes):
-            d = c / (6 * n)
-            loss = float(surface.loss(n, d)) * math.exp(design.noise * generator.standard_normal())
-            runs.append(Run(f"{c:.3g}-{n:.3g}", float(n), float(d), float(c), loss, float(c)))
-    target = design.reach * 10**design.decades * 1e18
-    measured = float(surface.loss(surface.n_opt(target), surface.d_opt(target)))
-    return RunTable.from_runs(runs), target, measured * math.exp(design.noise * generator.standard_normal())
 
 
 def one_sweep(
@@ -96,30 +51,49 @@ def one_sweep(
         by approach, in the order of COLUMNS: 1 inside, 0 outside, None refused; then the half-widths of ln N* and ln
         loss, and the errors of a and of ln N*.
     """
-    table, target, measured = simulate(surface, design, seed)
-    n, d = float(surface.n_opt(target)), float(surface.d_opt(target))
-    analysis = analyse(table, approaches, [target], bootstrap, seed)
+    table, target, noise = simulate(surface, design, seed)
+    analysis = analyse(table, None if PREFERRED in approaches else approaches, [target], bootstrap, seed)
     out: dict[str, list[float | None]] = {}
     for name in approaches:
-        if name not in analysis.results:
+        result = analysis.results.get(name)
+        if name == PREFERRED and analysis.results:
+            result = analysis.best
+        if result is None:
             out[name] = [None] * len(COLUMNS)
             continue
-        result = analysis.results[name]
-        decision = result.decisions[0]
-        of_run = result.forecast_interval(n, d, target, seed)
-        pairs = [
-            (surface.a, result.a_interval), (n, decision.n_interval), (d, decision.d_interval), (measured, of_run),
-        ]  # fmt: skip
-        held = [None if math.isnan(i.low) else float(x in i) for x, i in pairs]
-        widths = [0.5 * math.log(i.high / i.low) if i.low > 0 else None for i in (decision.n_interval, of_run)]
-        out[name] = [*held, *widths, result.a - surface.a, math.log(decision.n_opt / n)]
+        rivals = analysis if name == PREFERRED else None
+        out[name] = _held(surface, target, noise, result, rivals, seed)
     return out
+
+
+def _held(
+    surface: KnownSurface, target: float, noise: float, result: Result, rivals: Analysis | None, seed: int
+) -> list[float | None]:
+    """One row of `one_sweep`. With rivals, the run is at the fit's own N* and D*, else at the true ones."""
+    true_n, true_d = float(surface.n_opt(target)), float(surface.d_opt(target))
+    decision = result.decisions[0]
+    if rivals is None:
+        n, d = true_n, true_d
+        of_run = result.forecast_interval(n, d, target, seed)
+    else:
+        n, d = decision.n_opt, decision.d_opt
+        (decision,) = decided(rivals)
+        of_run = decision.loss_interval
+    measured = float(surface.loss(n, d)) * noise
+    pairs = [
+        (surface.a, result.a_interval), (true_n, decision.n_interval), (true_d, decision.d_interval),
+        (measured, of_run),
+    ]  # fmt: skip
+    held = [None if math.isnan(i.low) or math.isnan(x) else float(x in i) for x, i in pairs]
+    widths = [0.5 * math.log(i.high / i.low) if i.low > 0 else None for i in (decision.n_interval, of_run)]
+    a_error = None if math.isnan(surface.a) else result.a - surface.a
+    return [*held, *widths, a_error, math.log(decision.n_opt / true_n)]
 
 
 def _cell(task: tuple[str, str, tuple[str, ...], int, int]) -> dict[str, list[float | None]]:
     surface, design, approaches, bootstrap, seed = task
     with np.errstate(all="ignore"):
-        return one_sweep(SURFACES[surface], DESIGNS[design], approaches, bootstrap, seed)
+        return one_sweep(WORLDS[surface], DESIGNS[design], approaches, bootstrap, seed)
 
 
 @dataclass(frozen=True)
@@ -147,7 +121,8 @@ def summarise(surface: str, design: str, approach: str, rows: Sequence[Sequence[
     """Shares and medians of many sweeps' rows [sweeps, COLUMNS]."""
     values = np.array(rows, dtype=np.float64)
     good = values[np.isfinite(values[:, 1])]
-    held = {name: float(np.nanmean(good[:, i])) for i, name in enumerate(QUANTITIES)} if len(good) else {}
+    known = [(name, good[:, i]) for i, name in enumerate(QUANTITIES) if np.isfinite(good[:, i]).any()]
+    held = {name: float(np.nanmean(column)) for name, column in known}
     middle = np.nanmedian(good[:, 4:6], axis=0) if len(good) else np.full(2, np.nan)
     bias = float(good[:, 7].mean()) if len(good) else math.nan
     refused = len(values) - len(good)
@@ -171,6 +146,8 @@ def table_text(rows: Sequence[Row]) -> str:
 
 
 def _share(value: float) -> str:
+    if math.isnan(value):
+        return "-"
     mark = "" if NOMINAL[0] <= round(value, 3) <= NOMINAL[1] else "*"
     return f"{value:.3f}{mark}"
 
@@ -246,14 +223,15 @@ def measure(
 def parser() -> argparse.ArgumentParser:
     """Command line of `python -m sweeps.scaling.coverage`."""
     p = command_parser("sweeps.scaling.coverage", __doc__)
-    p.add_argument("--sweeps", type=int, default=500, metavar="S", help="per surface and design (default %(default)s)")
-    p.add_argument("--surface", default="all", choices=[*SURFACES, "all"])
-    p.add_argument("--design", default="medium", choices=[*DESIGNS, "all"], help="default %(default)s")
-    p.add_argument("--approach", nargs="+", default=["isoflop", "parametric"], choices=list(APPROACHES), metavar="NAME",
-                   help=f"of {', '.join(APPROACHES)} (default isoflop parametric)")  # fmt: skip
-    p.add_argument("--bootstrap", type=int, default=400, metavar="K", help="replicates a sweep (default %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the first sweep (default %(default)s)")
-    p.add_argument("--jobs", type=int, default=1, help="processes (default %(default)s)")
+    p.add_argument("--sweeps", type=int, default=500, metavar="S", help="per surface and design")
+    p.add_argument("--surface", default="all", choices=[*WORLDS, "all"])
+    p.add_argument("--design", default="medium", choices=[*DESIGNS, "all"], help="budgets and sizes")
+    named = [*APPROACHES, PREFERRED]
+    p.add_argument("--approach", nargs="+", default=["isoflop", "parametric"], choices=named, metavar="NAME",
+                   help=f"of {', '.join(named)} (default isoflop parametric)")  # fmt: skip
+    p.add_argument("--bootstrap", type=int, default=400, metavar="K", help="replicates a sweep")
+    p.add_argument("--seed", type=int, default=0, help="of the first sweep")
+    p.add_argument("--jobs", type=int, default=1, help="processes")
     p.add_argument("--json", type=Path, metavar="FILE", help="keep sweeps here; a second call goes on where it stopped")
     return p
 
@@ -270,7 +248,7 @@ def _command(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {getattr(arguments, name)}; give {least} or more")
     check_places((arguments.json,))
     rows = measure(
-        list(SURFACES) if arguments.surface == "all" else [arguments.surface],
+        list(WORLDS) if arguments.surface == "all" else [arguments.surface],
         list(DESIGNS) if arguments.design == "all" else [arguments.design],
         list(dict.fromkeys(arguments.approach)), arguments.sweeps, arguments.bootstrap, arguments.seed, arguments.jobs,
         Store(arguments.json, arguments.bootstrap),

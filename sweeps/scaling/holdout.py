@@ -3,13 +3,13 @@
 Bootstrap intervals speak of noise only. Whether the fitted form holds beyond the grid is a different question, and the
 grid itself has an answer: fit without the largest budget, predict its minimum, compare. `rolling` does it for each
 budget that two or more smaller ones can predict; the forecast's interval takes the larger of the last error and their
-root mean square.
+root mean square. `python -m sweeps.backtest` measures what that is worth on finished sweeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +19,8 @@ from sweeps.scaling.table import Array, FitError, RunTable
 
 MAX_ROLLING = 3
 MIN_BUDGETS = 2
-MIN_SIMULATED = 20
+# One to three errors say little about their own size. Set on published grids, see docs/scaling.md.
 HOLDOUT_FACTOR = 2.0
-# An error further than this many sd from what noise and known bias give is not explained by them.
-UNEXPLAINED_SDS = 2.0
 
 
 class Predictor(Protocol):
@@ -42,10 +40,8 @@ class HoldoutPoint:
         predicted, measured: loss at the minimum, nats per token; measured is the budget's own vertex, or its
             lowest loss where its curve is refused.
         error: predicted / measured - 1.
-        reach: extrapolation this took, see `reach`.
+        distance: from the fitted budgets, see `distance`.
         n_ratio: predicted N* over the vertex; NaN where the curve is refused.
-        expected, expected_sd: mean and sd of the error that noise and the fit's known bias alone would give; NaN
-            where that is not known.
     """
 
     budget: float
@@ -53,18 +49,8 @@ class HoldoutPoint:
     predicted: float
     measured: float
     error: float
-    reach: float
+    distance: float
     n_ratio: float
-    expected: float = float("nan")
-    expected_sd: float = float("nan")
-
-    @property
-    def excess(self) -> float:
-        """Size of the error beyond noise and known bias; all of it where those are not known."""
-        if not np.isfinite(self.expected_sd):
-            return abs(self.error)
-        square = (self.error - self.expected) ** 2 - self.expected_sd**2
-        return float(np.sqrt(square)) if square > (UNEXPLAINED_SDS**2 - 1) * self.expected_sd**2 else 0.0
 
 
 @dataclass(frozen=True)
@@ -95,50 +81,23 @@ class Holdout:
     def error_at(self, c_flops: float, budgets: Array) -> float:
         """Relative error to expect at a target, from fits of all `budgets` [budgets] FLOPs; NaN without points.
 
-        Each held-out error is divided by its reach and multiplied by the target's. Inside the grid the reach is that
-        of the last held-out budget, so the error is not scaled down.
+        Each held-out error is divided by its distance and multiplied by the target's. Inside the grid that is the
+        distance of the last held-out budget, so the error is not scaled down.
         """
         if not self.points:
             return float("nan")
-        per_reach = np.array([p.error / p.reach for p in self.points])
-        size = float(max(abs(per_reach[-1]), np.sqrt(np.mean(per_reach**2))))
-        return size * max(reach(budgets, c_flops), self.points[-1].reach)
+        errors = np.array([p.error / p.distance for p in self.points])
+        size = float(max(abs(errors[-1]), np.sqrt(np.mean(errors**2))))
+        return size * max(distance(budgets, c_flops), self.points[-1].distance)
 
-    def excess_at(self, c_flops: float, budgets: Array) -> float:
-        """Half-width, relative to the loss, that errors beyond what noise and known bias explain add at a target.
-
-        Twice the root mean square of the excess, each error's divided by its reach and multiplied by the target's:
-        one to three errors say little about their own spread. An error within two sd of its expectation has no excess;
-        one whose expectation is not known counts whole.
-        NaN without points.
-        """
-        if not self.points:
-            return float("nan")
-        size = HOLDOUT_FACTOR * float(np.sqrt(np.mean([(p.excess / p.reach) ** 2 for p in self.points])))
-        return size * max(reach(budgets, c_flops), self.points[-1].reach)
-
-    def with_expected(self, errors: Callable[[float, float], Array | None]) -> Holdout:
-        """The same with each point's expected error, from (from_budget, budget) -> simulated errors [k] or None."""
-        points = []
-        for p in self.points:
-            drawn = errors(p.from_budget, p.budget)
-            finite = np.empty(0) if drawn is None else drawn[np.isfinite(drawn)]
-            if len(finite) >= MIN_SIMULATED:
-                # Robust: a few replicates without an optimum nearby must not set the scale.
-                low, middle, high = np.percentile(finite, [15.87, 50, 84.13])
-                p = replace(p, expected=float(middle), expected_sd=float(high - low) / 2)
-            points.append(p)
-        return Holdout(tuple(points), self.reason)
+    def widening(self, c_flops: float, budgets: Array) -> float:
+        """Half-width, relative to the loss, that held-out errors add to an interval at a target; NaN without points."""
+        return HOLDOUT_FACTOR * self.error_at(c_flops, budgets)
 
 
-def reach(budgets: Array, c_flops: float) -> float:
-    """How fast a straight line's miss of a curve grows: (ln C - mean)^2 - variance, over ln of the fitted budgets.
-
-    The least-squares line through y = q x^2 misses it by q times this number (exact for evenly spaced budgets, which
-    have no third moment).
-    """
-    x = np.log(budgets)
-    return float((np.log(c_flops) - x.mean()) ** 2 - x.var())
+def distance(budgets: Array, c_flops: float) -> float:
+    """|ln C - mean ln C of the fitted budgets|: a line in logs that is off in its slope misses in proportion to it."""
+    return float(abs(np.log(c_flops) - np.log(budgets).mean()))
 
 
 def rolling(table: RunTable, minima: tuple[Minimum, ...], fit: Callable[[RunTable], Predictor]) -> Holdout:
@@ -178,5 +137,5 @@ def _predict(
     else:
         measured, n_ratio = curve.loss, fitted.n_opt(budget) / curve.n_opt
     return HoldoutPoint(
-        budget, from_budget, predicted, measured, predicted / measured - 1, reach(fitted_budgets, budget), n_ratio
+        budget, from_budget, predicted, measured, predicted / measured - 1, distance(fitted_budgets, budget), n_ratio
     )

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sweeps.scaling.holdout import Holdout, HoldoutPoint, reach
+from sweeps.scaling.holdout import Holdout, HoldoutPoint, distance
 from sweeps.scaling.table import FitError, RunTable
 
 SHARES = (0.7, 0.8, 0.9, 1.0)
@@ -61,6 +61,6 @@ def _predict(table: RunTable, fit: Callable[[RunTable], RunPredictor], low: floa
         predicted=float(predicted.mean()),
         measured=float(held.loss.mean()),
         error=error,
-        reach=max(reach(seen.c, centre), np.finfo(float).tiny),
+        distance=distance(seen.c, centre),
         n_ratio=float("nan"),
     )

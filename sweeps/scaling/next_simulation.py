@@ -21,7 +21,6 @@ import numpy as np
 
 from sweeps.scaling.bootstrap import interval
 from sweeps.scaling.design import Cells
-from sweeps.scaling.optimum import FlopRule, optimum
 from sweeps.scaling.proposal import (
     Base,
     base_of,
@@ -32,13 +31,9 @@ from sweeps.scaling.proposal import (
     spread_of,
     uniform_extension,
 )
-from sweeps.scaling.surfaces import SURFACES as KNOWN
+from sweeps.scaling.surfaces import SURFACES, KnownSurface
 from sweeps.scaling.table import Array, FitError, Run, RunTable
 
-# E, A, B, alpha, beta, gamma of L = E + (A / N^alpha + B / D^beta)^gamma, C = 6 N D; gamma moves no optimum.
-SURFACES = {
-    name: (known.e, known.a_coef, known.b_coef, known.alpha, known.beta, 1.0) for name, known in KNOWN.items()
-} | {"bent": (1.69, 406.4, 410.7, 0.34, 0.28, 0.8)}
 ARMS = ("start", "uniform", "next", "row", "dense")
 BUDGETS = tuple(float(c) for c in np.geomspace(1e18, 3e19, 4))
 SIZES = 5
@@ -68,22 +63,18 @@ class Arm:
 
 @dataclass(frozen=True)
 class Truth:
-    """A known surface, see SURFACES, and the sd of ln loss of one run."""
+    """A known surface, and the sd of ln loss of one run."""
 
-    constants: tuple[float, float, float, float, float, float]
+    surface: KnownSurface
     noise_sd: float
 
     def log_n_opt(self, c_flops: float) -> float:
-        """ln N*, exact: gamma is monotone, so the optimum is that of gamma = 1."""
-        e, a, b, alpha, beta, _ = self.constants
-        theta = np.array([[np.log(a), np.log(b), np.log(e), alpha, beta]])
-        return float(np.log(optimum(theta, FlopRule(), c_flops)[0][0]))
+        """ln N*."""
+        return float(np.log(self.surface.n_opt(c_flops)))
 
     def measure(self, cells: Cells, generator: np.random.Generator, name: str) -> list[Run]:
         """One noisy run a cell."""
-        e, a, b, alpha, beta, gamma = self.constants
-        noise = np.exp(self.noise_sd * generator.standard_normal(len(cells)))
-        loss = (e + (a / cells.n**alpha + b / cells.d**beta) ** gamma) * noise
+        loss = self.surface.loss(cells.n, cells.d) * np.exp(self.noise_sd * generator.standard_normal(len(cells)))
         rows = enumerate(zip(cells.n, cells.d, cells.c, loss, strict=True))
         return [Run(f"{name}{i}", float(n), float(d), float(c), float(y), float(c)) for i, (n, d, c, y) in rows]
 

@@ -84,4 +84,7 @@ def _build(name: str, fields: dict[str, Any]) -> Any:
     kind = getattr(importlib.import_module(module), qualified, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise FitError(f"a stored fit names {name}, which this version does not have")
-    return kind(**fields)
+    try:
+        return kind(**fields)
+    except TypeError:
+        raise FitError(f"a stored fit has other numbers of {name} than this version; fit the runs again") from None

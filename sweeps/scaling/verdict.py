@@ -29,13 +29,12 @@ def preferred(results: Iterable[Result]) -> Result:
     """The result that predicted held-out budgets best; one that has no intervals or serious flags only alone.
 
     Errors within a tenth of the lowest are a tie: they rest on one to three budgets, and another seed would order them
-    anew. Of these the one whose error can be held against what noise and bias alone would give, else all of it widens
-    the forecast; then the one with fewer flags, then the lower error.
+    anew. Of these the one with fewer flags, then the lower error.
     """
     ordered = sorted(results, key=lambda result: (_last(result), _error(result), result.approach))
     best = ordered[0]
     tied = [r for r in ordered if _last(r) == _last(best) and _error(r) <= TIE * _error(best)]
-    return min(tied or ordered[:1], key=lambda result: (not _explained(result), len(result.flags), _error(result)))
+    return min(tied or ordered[:1], key=lambda result: (len(result.flags), _error(result)))
 
 
 def _last(result: Result) -> bool:
@@ -45,11 +44,6 @@ def _last(result: Result) -> bool:
 def _error(result: Result) -> float:
     error = result.holdout.relative_error
     return float("inf") if np.isnan(error) else error
-
-
-def _explained(result: Result) -> bool:
-    """Whether it is known what holdout errors noise and the fit's own bias would give."""
-    return bool(result.holdout.points) and all(np.isfinite(point.expected_sd) for point in result.holdout.points)
 
 
 def mostly_refused(result: Result) -> bool:

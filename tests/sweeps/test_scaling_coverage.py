@@ -16,10 +16,11 @@ from sweeps.scaling.analysis import analyse
 from sweeps.scaling.bias import own_grid_bias
 from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.bootstrap_isoflop import bootstrap_isoflop
-from sweeps.scaling.holdout import Holdout, HoldoutPoint
+from sweeps.scaling.decided import decided, second_opinion, size_intervals
+from sweeps.scaling.holdout import HOLDOUT_FACTOR, Holdout, HoldoutPoint, distance
 from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.parametric import fit_parametric
-from sweeps.scaling.surfaces import SURFACES, KnownSurface
+from sweeps.scaling.surfaces import SURFACES, WORLDS, KnownSurface
 from sweeps.scaling.table import FitError, Run, RunTable
 from sweeps.scaling.verdict import preferred, verdict
 from sweeps.scaling.world import draw_world, flat_profile
@@ -96,9 +97,25 @@ def test_simulated_sweeps_are_covered() -> None:
     assert row.n_half < 0.6 and row.loss_half < 0.06
 
 
+def test_what_is_preferred_is_covered_where_no_form_holds() -> None:
+    store = coverage.Store(None, 60)
+    (row,) = coverage.measure(["mistuned"], ["small"], ["preferred"], 2, 60, 0, 1, store)
+    assert row.sweeps == 2 and "a" not in row.held  # there is no exponent to hold
+    assert row.held["loss"] == 1.0 and row.held["n_opt"] >= 0.5
+    assert "| mistuned | small | preferred | 2 | - |" in coverage.table_text([row])
+
+
+def test_the_optimum_of_a_mistuned_surface_is_the_lowest_of_its_budget() -> None:
+    world = WORLDS["mistuned"]
+    n = np.geomspace(1e7, 1e10, 20_001)
+    for c in (1e19, 1e21):
+        assert float(world.n_opt(c)) == pytest.approx(n[np.argmin(world.loss(n, c / 6 / n))], rel=1e-3)
+    assert float(world.n_opt(1e21)) < 0.99 * float(SURFACES["chinchilla"].n_opt(1e21))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", list(SURFACES))
+@pytest.mark.parametrize("name", list(PUBLISHED_BIAS))
 def test_coverage_is_near_nominal(name: str) -> None:
     rows = coverage.measure([name], ["medium"], ["isoflop", "parametric"], 150, 300, 0, 1, coverage.Store(None, 300))
     for row in rows:
@@ -133,16 +150,16 @@ def test_shares_outside_the_nominal_range_are_marked() -> None:
     assert "0.950 |" in text and "0.910* |" in text and "100 (1 refused)" in text
 
 
-def test_holdout_error_counts_beyond_noise_only() -> None:
-    point = HoldoutPoint(1e20, 1e19, 3.0, 3.0, 0.01, 10.0, 1.0, expected=0.008, expected_sd=0.002)
+def test_an_interval_is_widened_by_the_held_out_errors_scaled_to_the_target() -> None:
     budgets = np.geomspace(1e17, 1e20, 4)
-    assert point.excess == 0.0
-    assert Holdout((point,)).excess_at(1e21, budgets) == 0.0
-    assert replace(point, error=0.03).excess == pytest.approx((0.022**2 - 0.002**2) ** 0.5)
-    unknown = replace(point, expected=float("nan"), expected_sd=float("nan"))
-    assert Holdout((unknown,)).excess_at(1e21, budgets) == pytest.approx(
-        2 * Holdout((unknown,)).error_at(1e21, budgets)
-    )
+    points = [HoldoutPoint(1e20, 1e19, 3.0, 3.0, error, 2.0, 1.0) for error in (0.03, -0.01)]
+    size = math.sqrt((0.03**2 + 0.01**2) / 2)  # above the last error
+    assert Holdout(tuple(points)).relative_error == pytest.approx(size)
+    assert distance(budgets, 1e21) == pytest.approx(2.5 * math.log(10))  # from 10^18.5
+    wider = Holdout(tuple(points)).widening(1e21, budgets)
+    assert wider == pytest.approx(HOLDOUT_FACTOR * size * distance(budgets, 1e21) / 2.0)
+    assert Holdout(tuple(points[::-1])).widening(1e21, budgets) == pytest.approx(wider * 0.03 / size)
+    assert math.isnan(Holdout(()).widening(1e21, budgets))
 
 
 def test_fits_that_the_runs_do_not_identify_are_refused() -> None:
@@ -158,29 +175,45 @@ def test_fits_that_the_runs_do_not_identify_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "chosen"),
-    [  # name, holdout error, whether its expectation is known, flags
-        ([("x", 0.040, True, ()), ("y", 0.045, True, ())], "x"),
-        ([("x", 0.040, False, ()), ("y", 0.043, True, ("one", "two"))], "y"),
-        ([("x", 0.040, False, ()), ("y", 0.045, True, ())], "x"),
-        ([("x", 0.040, True, ("one",)), ("y", 0.043, True, ())], "y"),
-        ([("x", 0.043, True, ()), ("y", 0.040, True, ())], "y"),
-        ([("x", 0.010, True, ("E at its bound",)), ("y", 0.5, False, ("one",))], "y"),
-        ([("x", 0.010, True, ("E at its bound",))], "x"),
-        ([("x", 0.010, True, ("too many for an interval",)), ("y", 0.5, False, ("one", "two"))], "y"),
-        ([("x", None, False, ("one",)), ("y", None, False, ())], "y"),
-        ([("x", None, False, ()), ("y", 0.9, False, ("one",))], "y"),
+    [  # name, holdout error, flags
+        ([("x", 0.040, ()), ("y", 0.045, ())], "x"),
+        ([("x", 0.040, ("one", "two")), ("y", 0.043, ())], "y"),
+        ([("x", 0.040, ("one", "two")), ("y", 0.045, ())], "x"),
+        ([("x", 0.043, ()), ("y", 0.040, ())], "y"),
+        ([("x", 0.010, ("E at its bound",)), ("y", 0.5, ("one",))], "y"),
+        ([("x", 0.010, ("E at its bound",))], "x"),
+        ([("x", 0.010, ("too many for an interval",)), ("y", 0.5, ("one", "two"))], "y"),
+        ([("x", None, ("one",)), ("y", None, ())], "y"),
+        ([("x", None, ()), ("y", 0.9, ("one",))], "y"),
     ],
 )
 def test_errors_that_hardly_differ_do_not_decide_which_approach_is_preferred(rows: list, chosen: str) -> None:
     results = []
-    for name, error, known, flags in rows:
-        point = HoldoutPoint(2.0, 1.0, 1.0, 1.0, error or 0.0, 1.0, 1.0, 0.0, 0.001 if known else math.nan)
-        holdout = Holdout(() if error is None else (point,))
+    for name, error, flags in rows:
+        holdout = Holdout(() if error is None else (HoldoutPoint(2.0, 1.0, 1.0, 1.0, error, 1.0, 1.0),))
         ends = Interval(math.nan if "too many for an interval" in flags else 0.4, 0.6)
         results.append(
             SimpleNamespace(approach=name, holdout=holdout, flags=flags, budgets=(1.0, 2.0), a_interval=ends)
         )
     assert preferred(results).approach == chosen
+
+
+def test_the_size_to_act_on_is_as_wide_as_the_measured_minima_ask_for() -> None:
+    table = grid(surface(*HOFFMANN), sizes=7, spread=3, noise=0.002)
+    analysis = analyse(table, ["isoflop", "isoflop_akima", "parametric"], [1e21], bootstrap=100)
+    surface_fit, parabolas = analysis.results["parametric"], analysis.results["isoflop"]
+    assert second_opinion(analysis, surface_fit) is parabolas and second_opinion(analysis, parabolas) is None
+    n, d = size_intervals(analysis, surface_fit, 1e21)
+    for ends, first, second in zip(
+        (n, d), surface_fit.size_intervals(1e21), parabolas.size_intervals(1e21), strict=True
+    ):
+        assert (ends.low, ends.high) == (min(first.low, second.low), max(first.high, second.high))
+    alone = replace(parabolas, a_interval=Interval(math.nan, math.nan))
+    without = replace(analysis, results={**analysis.results, "isoflop": alone})
+    assert second_opinion(without, surface_fit) is analysis.results["isoflop_akima"]
+    (acted,) = decided(analysis)
+    assert acted.n_interval == size_intervals(analysis, analysis.best, 1e21)[0]
+    assert acted.loss_interval == analysis.best.decisions[0].loss_interval
 
 
 def test_verdict_names_all_approaches_and_those_apart() -> None:

@@ -32,7 +32,7 @@ class Off:
 def test_each_part_is_predicted_from_the_runs_below_it() -> None:
     found = rolling_runs(table(200, 0.0), Off)
     assert [point.error for point in found.points] == pytest.approx([1 / 140, 1 / 160, 1 / 180])
-    assert all(point.from_budget < point.budget and point.reach > 0 for point in found.points)
+    assert all(point.from_budget < point.budget and point.distance > 0 for point in found.points)
     assert found.reason == ""
     few = rolling_runs(table(19, 0.0), Off)
     assert few.points == () and "19 runs" in few.reason

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sweeps.scaling.coverage import DESIGNS, simulate
 from sweeps.scaling.isoflop import fit_isoflop, nearest_to_lowest
 from sweeps.scaling.laws import fit_loss_law, fit_power_line
+from sweeps.scaling.simulated import DESIGNS, simulate
 from sweeps.scaling.surfaces import SURFACES
 from sweeps.scaling.table import FitError, Run, RunTable
 from tests.sweeps.scaling_helpers import HOFFMANN, grid, hoffmann_optimum, llama_3, published, surface
