@@ -87,9 +87,9 @@ def numbers(weights: Mapping[str, Any]) -> dict[str, float]:
 
 
 def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
-    """The same weights summing to 1, where they sum to anything."""
+    """The same weights summing to 1, where they can."""
     total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()} if total > 0 else dict(weights)
+    return {name: weight / total for name, weight in weights.items()} if 0 < total < math.inf else dict(weights)
 
 
 def temperature_weights(tokens: Mapping[str, float], temperature: float) -> dict[str, float]:

@@ -23,6 +23,7 @@ from lm.data.stages import _nothing_left
 from lm.data.synthetic import write_folder
 from lm.errors import ConfigError
 from recipes.data import load_config, main
+from recipes.data_table import print_table
 
 
 @pytest.mark.parametrize(
@@ -206,6 +207,14 @@ def folder(tmp_path):
     documents = [np.array([*range(1, 30), 0])] * 3
     write_folder(path, {"a": {"train": documents, "validation": documents}}, 257)
     return path
+
+
+def test_a_source_too_small_to_be_drawn_does_not_spoil_what_was_prepared(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("lm.data.order.MAX_BLOCK_SAMPLES", 1024)  # a million: a corpus of gigabytes beside a sentence
+    large, small = ([np.array([*[1] * n, 0])] for n in (5000, 1))
+    write_folder(tmp_path / "d", {n: {"train": d, "validation": large} for n, d in (("a", large), ("b", small))}, 257)
+    print_table(tmp_path / "d")
+    assert "warning: in proportion to tokens, the weight of 'b' is below 1 in 1024" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tokens", ["0.5", "1e16", "1e300", "nan"])

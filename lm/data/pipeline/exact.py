@@ -64,7 +64,7 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
     for item in documents:
         parts = _EMPTY_LINES.split(item.string)
         paragraphs, between = parts[::2], ["", *parts[1::2]]
-        kept = []
+        kept: list[str] = []
         for before, paragraph in zip(between, paragraphs, strict=True):
             plain = single_spaced(paragraph)
             digest = _digest(plain.encode())
