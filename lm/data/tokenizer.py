@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.files import DataError
+from lm.data.files import DataError, sha256_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
+
+    from lm.data.shards import Manifest
 
 END_OF_TEXT = "<|endoftext|>"
 N_BYTES = 256
@@ -95,6 +97,19 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return _plain(Tokenizer.from_file(str(path)))
     except Exception as error:
         raise DataError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
+
+
+def tokenizer_of(manifest: Manifest) -> Tokenizer:
+    """The tokenizer that a data folder's shards were made with.
+
+    Raises:
+        DataError: the file is missing or another one.
+    """
+    path = manifest.folder / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
+    if sha256_file(path) != manifest.content["tokenizer_sha256"]:
+        raise DataError(f"{path} is not what was prepared (another sha256); put it back or prepare it with --overwrite")
+    return tokenizer
 
 
 def given_vocab_size(path: Path) -> int:

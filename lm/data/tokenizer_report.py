@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.shards import Manifest, TokenStream
-from lm.data.tokenizer import byte_lengths, end_of_text_id, load_tokenizer
+from lm.data.tokenizer import byte_lengths, end_of_text_id, tokenizer_of
 
 Int64Array = NDArray[np.int64]
 
@@ -140,7 +140,7 @@ def tokenizer_report(
         parallel: language -> text that says the same in each; needs `en`.
         max_tokens: most tokens read of a source: every n-th document.
     """
-    tokenizer = load_tokenizer(manifest.folder)
+    tokenizer = tokenizer_of(manifest)
     size = manifest.vocab_size
     by_source = {name: TextCounts(np.zeros(size, np.int64)) for name in manifest.source_names}
     by_language: dict[str, TextCounts] = {}

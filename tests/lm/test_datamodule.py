@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,13 @@ def test_missing_folder_and_short_validation(folder, tmp_path) -> None:
     data = attach(make(folder, sequence_length=4096, global_batch_tokens=4096))
     with pytest.raises(ValueError, match="longer than the validation split of source 'prose'"):
         data.val_dataloader()
+
+
+def test_bytes_are_not_counted_by_another_tokenizer(folder, tmp_path) -> None:
+    shutil.copytree(folder, tmp_path / "d")
+    (tmp_path / "d" / "tokenizer.json").write_text((tmp_path / "d" / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(ValueError, match=r"tokenizer.json is not what was prepared"):
+        attach(make(str(tmp_path / "d"))).val_dataloader()
 
 
 def test_epoch_table_and_warning(folder) -> None:
