@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,14 @@ def test_tokenizer_sees_the_train_split_only(files, tmp_path, monkeypatch) -> No
     seen.clear()
     prepare(config_of(files, tokenizer_sample_bytes=12_000), tmp_path / "sampled")
     assert 6_000 < sum(len(text.encode()) for text in seen) <= 12_000
+    # A document larger than the sample gives parts of itself.
+    book = " ".join(json.loads(line)["text"] for line in (files / "a.jsonl").read_text().splitlines())
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": book}) + "\n" + (files / "b.jsonl").read_text())
+    monkeypatch.setattr("lm.data.pieces.SEGMENT_CHARACTERS", 1000)
+    seen.clear()
+    config = config_of(tmp_path, tokenizer_sample_bytes=20_000)
+    prepare(replace(config, sources=config.sources[1:]), tmp_path / "book")
+    assert len(book) > 20_000 and 5_000 < sum(len(text) for text in seen if text in book) < 20_000
 
 
 def test_reuse_overwrite_and_foreign_folders(files, tmp_path, monkeypatch) -> None:
