@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lm.data.order import WEIGHT_TOLERANCE, DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
-from lm.data.slices import SlicedStream, base_of, stream_of
+from lm.data.slices import SlicedStream, base_of, slice_of
 
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs are nearly as good as fresh data.
 MAX_EPOCHS = 4.0
@@ -42,8 +42,7 @@ def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[
         tokens, documents = int(split["tokens"]), int(split["documents"])
         bytes_per_token = split["utf8_bytes"] / max(tokens - documents, 1)
         if name not in manifest.source_names:
-            part = stream_of(manifest, name, "train")
-            assert isinstance(part, SlicedStream)
+            part = SlicedStream(manifest, slice_of(name, manifest.source_names), "train")
             tokens, documents = part.n_tokens, part.n_documents
         rows.append(
             EpochRow(

@@ -225,7 +225,7 @@ def test_lengths_of_a_run_that_cannot_be(folder, capsys, tokens) -> None:
 
 def test_packing_for_a_length_beyond_all_text_is_refused_and_not_tried(folder) -> None:
     plan = DataPlan(0, 10**10, (Stage(0, 10**10, {"a": 1}),), packing="best_fit")
-    with pytest.raises(DataError, match="longer than all of source 'a'"):
+    with pytest.raises(DataError, match="longer than all 90 tokens of source 'a'"):
         packed_counts(load_manifest(folder), plan)
 
 
