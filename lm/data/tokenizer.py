@@ -116,10 +116,16 @@ def given_vocab_size(path: Path) -> int:
     """Ids of a tokenizer.json that somebody else made, after a look at whether shards can be made with it.
 
     Raises:
-        DataError: no such file, no end-of-text token, or it does not give back the bytes of a text of many scripts.
+        DataError: no such file, no end-of-text token, ids with gaps, or it does not give back the bytes of a text of
+            many scripts.
     """
     tokenizer = load_tokenizer(path)
     end_of_text_id(tokenizer)
+    known = sorted(tokenizer.get_vocab().values())
+    if known != list(range(len(known))):
+        raise DataError(
+            f"{path} leaves ids out, or gives one twice ({len(known)} tokens, ids up to {known[-1]}); mend it"
+        )
     lengths = byte_lengths(tokenizer)
     text = "The  naïve 東京 తెలుగు\t\u2028\r\n 123 \U0001f600" + END_OF_TEXT
     for probe in (f" {text}", text):  # some add a space where none leads, or take away one that does
