@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lm.data import preparation
 from lm.data import prepare as prepare_module
-from lm.data import stages
 from lm.data.files import DataError, sha256_file
 from lm.data.prepare import PrepareConfig, prepare
 from lm.data.shards import load_manifest
@@ -90,8 +90,8 @@ def test_twice_gives_the_same_bytes(files, tmp_path) -> None:
 
 def test_tokenizer_sees_the_train_split_only(files, tmp_path, monkeypatch) -> None:
     seen: list[str] = []
-    original = stages.train_tokenizer
-    monkeypatch.setattr(stages, "train_tokenizer", lambda texts, size: original(seen.extend(texts) or seen, size))
+    original = preparation.train_tokenizer
+    monkeypatch.setattr(preparation, "train_tokenizer", lambda texts, size: original(seen.extend(texts) or seen, size))
     manifest = prepare(config_of(files), tmp_path / "all")
     assert len(seen) == sum(manifest.split(name, "train")["documents"] for name in ("a", "b"))
     seen.clear()
@@ -180,7 +180,7 @@ def kill_after(monkeypatch, n_writes: int) -> None:
         return guarded
 
     for name in ("write_bytes", "write_json", "ShardWriter"):
-        monkeypatch.setattr(stages, name, guard(getattr(stages, name)))
+        monkeypatch.setattr(preparation, name, guard(getattr(preparation, name)))
 
 
 def test_resume_from_any_point_gives_the_same_bytes(files, tmp_path, monkeypatch) -> None:
@@ -200,7 +200,7 @@ def test_resume_from_any_point_gives_the_same_bytes(files, tmp_path, monkeypatch
 
 def test_resume_does_not_repeat_finished_stages(files, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "train_tokenizer", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(preparation, "train_tokenizer", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             prepare(config_of(files), tmp_path / "out")
     lines: list[str] = []
@@ -263,7 +263,7 @@ def test_full_disk_is_one_line_and_nothing_half(files, tmp_path, monkeypatch) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "ShardWriter", full)
+        patch.setattr(preparation, "ShardWriter", full)
         with pytest.raises(DataError, match=r"no space left while writing below .* choose another --out") as caught:
             prepare(config_of(files), tmp_path / "out")
         assert "\n" not in str(caught.value)
@@ -286,7 +286,7 @@ def test_really_full_disk(files, tmp_path) -> None:
 
 
 def test_wide_vocabulary_gets_wide_ids(files) -> None:
-    assert stages.ids_dtype(config_of(files, vocab_size=200_000).vocab_size).itemsize == 4
+    assert preparation.ids_dtype(config_of(files, vocab_size=200_000).vocab_size).itemsize == 4
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_emptied_source_is_one_line(tmp_path) -> None:
 
 
 def test_progress_is_shown(files, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(stages, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.0)
     lines: list[str] = []
     begin = time.monotonic()
     prepare(config_of(files), tmp_path / "out", log=lines.append)

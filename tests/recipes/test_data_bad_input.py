@@ -16,10 +16,10 @@ from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.quality import _require_whole
 from lm.data.pipeline.stage import REQUIRED, Range
 from lm.data.plan import DataPlan, Stage
+from lm.data.preparation import _nothing_left
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import load_manifest
 from lm.data.sources import SourceSpec, _jsonl_row, kind_of
-from lm.data.stages import _nothing_left
 from lm.data.synthetic import write_folder
 from lm.errors import ConfigError
 from recipes.data import load_config, main
