@@ -30,6 +30,7 @@ from recipes.checks import check_seed, check_values, count_devices, is_child_ran
 from recipes.class_paths import check_class, restrict, said_by_class, shorten
 from recipes.command import split_help
 from recipes.from_hf import config_defaults
+from recipes.repeated_keys import refuse_repeated_keys
 from recipes.run_record import RunRecord
 from recipes.trainer import RecipeTrainer, check_precision, device_of, settle
 
@@ -81,6 +82,7 @@ class PretrainCLI(LightningCLI):
     def __init__(self, args: Any = None, run: bool = True, help_text: str = ""):
         plugins.strategies.register()
         restrict()
+        refuse_repeated_keys()
         self.newest_of: Path | None = None  # folder of checkpoints whose newest sound one is continued
         self.known = False  # whether the run was there when this process looked, which was without a lock
         self._config_defaults = config_defaults(args)

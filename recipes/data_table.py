@@ -44,7 +44,7 @@ def run_table(arguments: argparse.Namespace) -> None:
     if length is not None and length < 1:
         raise ConfigError(f"--sequence-length must be at least 1, got {length}")
     if arguments.config:
-        if arguments.weights or length is not None or packing != "cut":
+        if arguments.weights is not None or length is not None or packing != "cut":
             raise ConfigError("--weights, --sequence-length and --packing are for --dir alone: a config has its own")
         content = table_of_config(arguments.config, arguments.dir, tokens)
     elif arguments.dir is None:
@@ -57,8 +57,11 @@ def run_table(arguments: argparse.Namespace) -> None:
 
 
 def print_table(folder: Path) -> None:
-    """The table of one pass over a data folder."""
-    show(table_of_folder(folder), False)
+    """The table of one pass over a data folder that was just made: whatever it says, that stays."""
+    try:
+        show(table_of_folder(folder), False)
+    except ConfigError as error:  # a source that is too small to be drawn in proportion
+        print(f"warning: in proportion to tokens, {error}", file=sys.stderr)
 
 
 def table_of_folder(
@@ -71,7 +74,7 @@ def table_of_folder(
     """Table of a run with one mix.
 
     Args:
-        tokens: length of the run; None: one pass over all tokens.
+        tokens: length of the run; None: that of one pass over all tokens.
         weights: as on the command line; None: in proportion to tokens.
         sequence_length: T; also what windows of T tokens do to the documents. None: not asked.
         packing: of these windows.
@@ -87,13 +90,15 @@ def table_of_folder(
     manifest = load_manifest(folder)
     available = manifest.tokens("train")
     total = int(tokens or sum(available.values()))
-    mix: dict[str, Any] = parse_weights(weights) if weights else dict(available)
+    mix: dict[str, Any] = dict(available) if weights is None else parse_weights(weights)
     rule = rule_of(mix, manifest.source_names)
     known = train_tokens(manifest, rule.sources if rule else mix)
     mix = settled_weights(mix, known, total)
     T = sequence_length or 1
     plan = DataPlan(0, T, (Stage(0, T, mix),), packing=packing)
     order = DataOrder(plan, train_tokens(manifest, mix), packed=packed_counts(manifest, plan))
+    if tokens is None:  # so many tokens take more positions where there is padding
+        total = round(total * total / sum(order.tokens_drawn(total).values()))
     windows = fragmentation_rows(manifest, plan, order.packed) if sequence_length else []
     return _content(manifest, order, total, [Settled(0, rule, mix)] if rule else [], windows)
 
@@ -141,7 +146,7 @@ def _content(
     return {
         "tokens": total,
         "sources": rows,
-        "stages": stage_rows(order, rows, total),
+        "stages": stage_rows(order, total),
         "rules": list(mixes),
         "windows": list(windows),
         "warnings": repeat_warnings(rows),

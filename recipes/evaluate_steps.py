@@ -52,10 +52,10 @@ def score_text(
 def _data(trained: Trained, folder: Path) -> Any:
     """Manifest of a data folder that was made with the model's tokenizer."""
     from lm.data.shards import load_manifest
-    from lm.data.tokenizer import load_tokenizer
+    from lm.data.tokenizer import tokenizer_of
 
     manifest = load_manifest(folder)
-    if load_tokenizer(folder).to_str() != trained.tokenizer.to_str():
+    if tokenizer_of(manifest).to_str() != trained.tokenizer.to_str():
         raise ConfigError(
             f"{folder} was tokenized with another tokenizer than the model's; prepare the text with the model's, or"
             " give it as --text"

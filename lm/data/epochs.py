@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lm.data.order import WEIGHT_TOLERANCE, DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
-from lm.data.slices import SlicedStream, base_of, stream_of
+from lm.data.slices import SlicedStream, base_of, slice_of
 
 # Muennighoff et al. 2023 (arXiv 2305.16264): up to about 4 epochs are nearly as good as fresh data.
 MAX_EPOCHS = 4.0
@@ -28,21 +28,21 @@ class EpochRow:
 
 
 def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[EpochRow]:
-    """Epochs = tokens drawn / unique tokens, for a run of `total_tokens`. The weight is that of the whole run.
+    """Of a run of `total_tokens`. The weight is that of the whole run; an epoch is each window once.
 
     A slice of a source has a row of its own; its bytes per token are the source's.
     """
     drawn = order.tokens_drawn(total_tokens)
     shares = order.tokens_drawn(max(total_tokens, 1))
     whole = sum(shares.values())
+    stages = order.by_stage(total_tokens)
     rows = []
     for name in order.source_names:
         split = manifest.split(base_of(name, manifest.source_names), "train")
         tokens, documents = int(split["tokens"]), int(split["documents"])
         bytes_per_token = split["utf8_bytes"] / max(tokens - documents, 1)
         if name not in manifest.source_names:
-            part = stream_of(manifest, name, "train")
-            assert isinstance(part, SlicedStream)
+            part = SlicedStream(manifest, slice_of(name, manifest.source_names), "train")
             tokens, documents = part.n_tokens, part.n_documents
         rows.append(
             EpochRow(
@@ -52,7 +52,7 @@ def epoch_rows(manifest: Manifest, order: DataOrder, total_tokens: int) -> list[
                 bytes_per_token=bytes_per_token,
                 weight=shares[name] / whole,
                 tokens_drawn=drawn[name],
-                epochs=drawn[name] / max(tokens, 1),
+                epochs=sum(stage[name][1] for stage in stages),
             )
         )
     return rows
@@ -67,7 +67,7 @@ class StageRow:
         sequence_length: T, tokens a window.
         weight: share of the stage.
         tokens_drawn: by this stage; 0 where the run ends before it.
-        epochs: tokens_drawn over the source's unique tokens.
+        epochs: of the source's windows of this length.
     """
 
     stage: int
@@ -79,21 +79,15 @@ class StageRow:
     epochs: float
 
 
-def stage_rows(order: DataOrder, rows: Sequence[EpochRow], total_tokens: int) -> list[StageRow]:
-    """The epoch table of a run of `total_tokens` by stage; sources that a stage does not draw are left out.
-
-    Args:
-        rows: of epoch_rows, for the unique tokens.
-    """
-    plan, unique = order.plan, {row.source: max(row.unique_tokens, 1) for row in rows}
+def stage_rows(order: DataOrder, total_tokens: int) -> list[StageRow]:
+    """The epoch table of a run of `total_tokens` by stage; sources that a stage does not draw are left out."""
+    plan = order.plan
     found = []
-    for index, (stage, drawn) in enumerate(zip(plan.stages, order.tokens_drawn_by_stage(total_tokens), strict=True)):
+    for index, (stage, drawn) in enumerate(zip(plan.stages, order.by_stage(total_tokens), strict=True)):
         begins, whole = plan.ramp.tokens(plan.first_step(index)), sum(stage.weights.values())
         for name in (name for name in order.source_names if stage.weights.get(name, 0) > 0):
             weight = stage.weights[name] / whole
-            found.append(
-                StageRow(index, begins, stage.sequence_length, name, weight, drawn[name], drawn[name] / unique[name])
-            )
+            found.append(StageRow(index, begins, stage.sequence_length, name, weight, *drawn[name]))
     return found
 
 

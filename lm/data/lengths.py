@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lm.data.epochs import aligned
 from lm.data.shards import Manifest, TokenStream
-from lm.data.slices import Slice, base_of, parse_slice, short_length
+from lm.data.slices import short_length, slice_of
 
 Int64Array = NDArray[np.int64]
 PERCENTILES = (10, 50, 90, 99)
@@ -18,8 +18,8 @@ PERCENTILES = (10, 50, 90, 99)
 
 def document_lengths(manifest: Manifest, name: str, split: str = "train") -> Iterator[Int64Array]:
     """Tokens of each document of a source or a slice of one, end-of-text included: int64, one array a shard."""
-    part = (None if name in manifest.source_names else parse_slice(name)) or Slice(name)
-    for _, ends in TokenStream(manifest, base_of(name, manifest.source_names), split).shard_ends():
+    part = slice_of(name, manifest.source_names)
+    for _, ends in TokenStream(manifest, part.source, split).shard_ends():
         lengths: Int64Array = np.diff(ends, prepend=-1).astype(np.int64)
         yield lengths[(lengths >= part.at_least) & (lengths < part.below)]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lm.data.shards import Manifest
 from lm.data.streams import Layout, TrainStream, ValidationWindows, validation_windows
-from lm.data.tokenizer import byte_lengths, load_tokenizer
+from lm.data.tokenizer import byte_lengths, tokenizer_of
 from lm.data.windows import Batch, WindowReader
 from lm.errors import ConfigError
 
@@ -86,7 +86,7 @@ class ValidationLoaders:
         self.layout = layout
         self.options = options
         self._reader = WindowReader(manifest, "validation", manifest.source_names)
-        self._bytes = byte_lengths(load_tokenizer(manifest.folder))
+        self._bytes = byte_lengths(tokenizer_of(manifest))
 
     def long_enough(self, sequence_length: int) -> list[str]:
         """Sources whose validation split holds a window of this length."""

@@ -19,7 +19,7 @@ from lm.data.options import real
 from lm.data.plan import Stage
 from lm.data.ramp import BatchRamp
 from lm.data.shards import Manifest
-from lm.data.slices import base_of, train_tokens
+from lm.data.slices import shared_tokens, train_tokens
 from lm.errors import ConfigError
 
 TEMPERATURE, UNIMAX = "temperature", "unimax"
@@ -87,9 +87,9 @@ def numbers(weights: Mapping[str, Any]) -> dict[str, float]:
 
 
 def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
-    """The same weights summing to 1, where they sum to anything."""
+    """The same weights summing to 1, where they can."""
     total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()} if total > 0 else dict(weights)
+    return {name: weight / total for name, weight in weights.items()} if 0 < total < math.inf else dict(weights)
 
 
 def temperature_weights(tokens: Mapping[str, float], temperature: float) -> dict[str, float]:
@@ -255,15 +255,15 @@ class Mixes:
         return None if end is None else float(end - start)
 
     def _drawn(self, stages: Sequence[Stage], step: int, names: Iterable[str]) -> dict[str, float]:
-        """Tokens that the stages before a step take of each name; slices of a source count for it."""
+        """Tokens that the stages before a step take of each name, under whichever name they draw them."""
         starts = [self.ramp.first_step_at(stage.from_tokens) for stage in stages]
         drawn = dict.fromkeys(names, 0.0)
         for stage, start, stop in zip(stages, starts, [*starts, step][1:], strict=True):
             whole = sum(stage.weights.values())
             for name, weight in stage.weights.items():
                 tokens = (self.ramp.tokens(stop) - self.ramp.tokens(start)) * weight / whole
-                for known in {name, base_of(name, self.manifest.source_names)} & drawn.keys():
-                    drawn[known] += tokens
+                for known in drawn if weight > 0 else ():
+                    drawn[known] += tokens * shared_tokens(self.manifest, name, known)
         return drawn
 
 

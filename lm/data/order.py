@@ -24,6 +24,7 @@ from lm.data.plan import DataPlan, Stage
 from lm.errors import ConfigError
 
 Int64Array = NDArray[np.int64]
+Float64Array = NDArray[np.float64]
 
 BLOCK_SAMPLES = 1 << 10
 MAX_BLOCK_SAMPLES = 1 << 20
@@ -31,7 +32,7 @@ WEIGHT_TOLERANCE = 0.01
 CACHED_BLOCKS = 4
 
 
-def largest_remainder(weights: NDArray[np.float64], total: int) -> Int64Array:
+def largest_remainder(weights: Float64Array, total: int) -> Int64Array:
     """Integer counts in proportion to weights that sum to `total` exactly; ties go to the earlier source."""
     quota = weights / weights.sum() * total
     counts = np.floor(quota).astype(np.int64)
@@ -42,11 +43,10 @@ def largest_remainder(weights: NDArray[np.float64], total: int) -> Int64Array:
     return counts
 
 
-def block_counts(weights: NDArray[np.float64]) -> Int64Array:
+def block_counts(weights: Float64Array) -> Int64Array:
     """Samples of each source in a block; the block (a power of two) grows until each share is within 1%.
 
-    Raises:
-        ValueError: a weight is too small even for the largest block.
+    A weight below 5e-5 may be further off, in the largest block; one below 1e-6 gets no sample.
     """
     share = weights / weights.sum()
     size = BLOCK_SAMPLES
@@ -54,11 +54,8 @@ def block_counts(weights: NDArray[np.float64]) -> Int64Array:
         counts = largest_remainder(share, size)
         error = np.abs(counts - share * size)
         if np.all(error <= WEIGHT_TOLERANCE * share * size) or size >= MAX_BLOCK_SAMPLES:
-            break
+            return counts
         size *= 2
-    if np.any((counts == 0) & (share > 0)):
-        raise ConfigError(f"a weight below 1 in {MAX_BLOCK_SAMPLES} cannot be drawn; raise it or set it to 0")
-    return counts
 
 
 def merge_ranges(ranges: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
@@ -145,16 +142,27 @@ class DataOrder:
             counts = [1 if each is None else max(1, each.windows) for each in found]
         return np.array(counts, dtype=np.int64)
 
-    def _fill(self, stage: Stage) -> NDArray[np.float64]:
+    def _fill(self, stage: Stage) -> Float64Array:
         """Tokens a position of each source's windows: 1 without padding; float64 [N]."""
         found = [(self.packed or {}).get((name, stage.sequence_length)) for name in self.source_names]
         return np.array([1.0 if each is None else 1 - each.padding(stage.sequence_length) for each in found])
 
-    def _add_lane(self, index: int, start: int, drawn: dict[int, Int64Array]) -> int:
-        stage = self.plan.stages[index]
+    def _counts_of_block(self, stage: Stage) -> Int64Array:
+        """Samples of each source in a block."""
         weights = np.array([stage.weights.get(name, 0.0) for name in self.source_names])
         # Weights are shares of the tokens: a source with more padding gets more windows.
-        counts = block_counts(weights if self.packed is None else weights / self._fill(stage))
+        counts = block_counts(weights / self._fill(stage))
+        missed = [self.source_names[i] for i in np.flatnonzero((counts == 0) & (weights > 0))]
+        if missed:
+            raise ConfigError(
+                f"the weight of '{missed[0]}' is below 1 in {MAX_BLOCK_SAMPLES} and cannot be drawn; raise it or set it"
+                " to 0"
+            )
+        return counts
+
+    def _add_lane(self, index: int, start: int, drawn: dict[int, Int64Array]) -> int:
+        stage = self.plan.stages[index]
+        counts = self._counts_of_block(stage)
         is_last = index + 1 == len(self.plan.stages)
         steps = 0 if is_last else self.plan.first_step(index + 1) - self.plan.first_step(index)
         stop = start + self._tokens(index, self.plan.first_step(index) + steps) // stage.sequence_length
@@ -260,18 +268,26 @@ class DataOrder:
         drawn = sum(self._drawn_by_stage(total_tokens), np.zeros(len(self.source_names)))
         return dict(zip(self.source_names, drawn.tolist(), strict=True))
 
-    def tokens_drawn_by_stage(self, total_tokens: int) -> list[dict[str, float]]:
-        """The same of each stage; zeros in one that the run does not reach."""
-        return [
-            dict(zip(self.source_names, drawn.tolist(), strict=True)) for drawn in self._drawn_by_stage(total_tokens)
-        ]
+    def by_stage(self, total_tokens: int) -> list[dict[str, tuple[float, float]]]:
+        """(tokens, epochs) that each stage draws of each source; zeros in one that the run does not reach.
 
-    def _drawn_by_stage(self, total_tokens: int) -> list[NDArray[np.float64]]:
+        An epoch is every window once. Windows leave out what is left of a source after the last whole one.
+        """
+        found = []
+        for stage, windows, drawn in zip(
+            self.plan.stages, self._windows, self._drawn_by_stage(total_tokens), strict=True
+        ):
+            epochs = drawn / (windows * stage.sequence_length * self._fill(stage))
+            pairs = zip(drawn.tolist(), epochs.tolist(), strict=True)
+            found.append(dict(zip(self.source_names, pairs, strict=True)))
+        return found
+
+    def _drawn_by_stage(self, total_tokens: int) -> list[Float64Array]:
         starts = [self.plan.ramp.tokens(self.plan.first_step(i)) for i in range(len(self.plan.stages))]
         drawn = []
         for stage, lane, start, stop in zip(
             self.plan.stages, self._lanes, starts, [*starts[1:], total_tokens], strict=True
         ):
             positions = max(0, min(stop, total_tokens) - start) * lane.counts / lane.counts.sum()
-            drawn.append(positions if self.packed is None else positions * self._fill(stage))
+            drawn.append(positions * self._fill(stage))
         return drawn

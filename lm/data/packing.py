@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,7 +27,7 @@ from lm.data.best_fit import best_fit, pieces_of
 from lm.data.files import DataError, leftovers, sha256_file, sha256_json, write_bytes
 from lm.data.plan import DataPlan
 from lm.data.shards import ENDS_DTYPE, Manifest, TokenStream
-from lm.data.slices import Slice, base_of, parse_slice
+from lm.data.slices import Slice, base_of, slice_of
 
 # Of the file and of the packing; in the fingerprint of a run, which resumes under the same one only.
 VERSION = 1
@@ -78,8 +78,7 @@ class PackedStream:
 
     def __init__(self, manifest: Manifest, name: str, split: str, sequence_length: int) -> None:
         self._made_from = (manifest, name, split, sequence_length)
-        part = None if name in manifest.source_names else parse_slice(name)
-        part = part or Slice(name)
+        part = slice_of(name, manifest.source_names)
         self._stream = TokenStream(manifest, part.source, split)
         rows = manifest.split(part.source, split)["shards"]
         folder = manifest.folder / part.source / split
@@ -136,22 +135,18 @@ def packed_counts(manifest: Manifest, plan: DataPlan) -> dict[tuple[str, int], P
     """
     if plan.packing == "cut":
         return None
-    wanted = {(name, stage.sequence_length) for stage in plan.stages for name, w in stage.weights.items() if w > 0}
-    for name, length in sorted(wanted):
-        source = base_of(name, manifest.source_names)
-        if source in manifest.source_names and length > manifest.tokens("train")[source]:
+    tokens = manifest.tokens("train")
+    drawn = {(name, stage.sequence_length) for stage in plan.stages for name, w in stage.weights.items() if w > 0}
+    wanted = sorted((name, length) for name, length in drawn if base_of(name, tokens) in tokens)
+    for name, length in wanted:
+        source = base_of(name, tokens)
+        if length > tokens[source]:
             # Packing would take memory in proportion to a length that is a slip of the pen.
-            raise DataError(f"sequence_length {length} is longer than all of source '{source}'; shorten it")
-    return {
-        (name, length): PackedStream(manifest, name, "train", length).counts
-        for name, length in sorted(wanted)
-        if _is_known(name, manifest.source_names)
-    }
-
-
-def _is_known(name: str, sources: Iterable[str]) -> bool:
-    part = None if name in sources else parse_slice(name)
-    return (name if part is None else part.source) in sources
+            raise DataError(
+                f"sequence_length {length} is longer than all {tokens[source]} tokens of source '{source}'; shorten it,"
+                " set the source's weight to 0 or prepare more text"
+            )
+    return {(name, length): PackedStream(manifest, name, "train", length).counts for name, length in wanted}
 
 
 def _path_of(folder: Path, row: dict[str, Any], part: Slice, sequence_length: int) -> Path:

@@ -121,7 +121,9 @@ class DataPlan:
 
 
 def _check_multiple(batch: int, sequence_length: int) -> None:
-    if sequence_length < 1 or batch % sequence_length:
+    if sequence_length < 1:
+        raise ConfigError(f"sequence_length must be at least 1, got {sequence_length}")
+    if batch % sequence_length:
         near = _nearest_multiple(batch, sequence_length)
         raise ConfigError(
             f"global_batch_tokens {batch} is not a multiple of sequence_length {sequence_length};"
@@ -130,4 +132,4 @@ def _check_multiple(batch: int, sequence_length: int) -> None:
 
 
 def _nearest_multiple(value: int, unit: int) -> int:
-    return max(unit, round(value / max(unit, 1)) * unit)
+    return max(unit, round(value / unit) * unit)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from lm.data.executor import Executor, Serial
 from lm.data.files import DataError, discard, disk_errors, exclusive, read_json, remove_leftovers, sha256_json
+from lm.data.preparation import Log, Preparation
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import MANIFEST, Manifest, load_manifest
-from lm.data.stages import Log, Preparation
 
 __all__ = ["PrepareConfig", "prepare"]
 

@@ -26,6 +26,8 @@ class BatchRamp:
     def __init__(self, points: Sequence[Sequence[float]]) -> None:
         if not points or any(len(point) != 2 for point in points):
             raise ConfigError(f"batch_ramp must be a list of [from_tokens, batch_tokens], got {points}")
+        if not all(float(value).is_integer() for point in points for value in point):
+            raise ConfigError(f"batch_ramp must hold whole numbers of tokens, got {points}")
         self.points = tuple((int(tokens), int(batch)) for tokens, batch in points)
         if self.points[0][0] != 0 or any(batch < 1 for _, batch in self.points):
             raise ConfigError(f"batch_ramp must begin at 0 tokens and hold positive batches, got {list(self.points)}")

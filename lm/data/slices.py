@@ -56,16 +56,21 @@ def short_length(tokens: int) -> str:
     return f"{tokens >> 10}k" if tokens >= 1024 else str(tokens)
 
 
+def slice_of(name: str, sources: Iterable[str]) -> Slice:
+    """The documents that a name of a mix stands for; a prepared source keeps its name whatever it looks like."""
+    return (None if name in sources else parse_slice(name)) or Slice(name)
+
+
 def base_of(name: str, sources: Iterable[str]) -> str:
-    """The source that a name of a mix belongs to; a prepared source keeps its name whatever it looks like."""
-    part = None if name in sources else parse_slice(name)
-    return name if part is None else part.source
+    """The source that a name of a mix belongs to."""
+    return slice_of(name, sources).source
 
 
 def stream_of(manifest: Manifest, name: str, split: str) -> TokenStream | SlicedStream:
     """Opens a source or a slice of one."""
-    part = None if name in manifest.source_names else parse_slice(name)
-    return TokenStream(manifest, name, split) if part is None else SlicedStream(manifest, part, split)
+    if name in manifest.source_names:
+        return TokenStream(manifest, name, split)
+    return SlicedStream(manifest, slice_of(name, manifest.source_names), split)
 
 
 def train_tokens(manifest: Manifest, names: Iterable[str]) -> dict[str, int]:
@@ -75,10 +80,22 @@ def train_tokens(manifest: Manifest, names: Iterable[str]) -> dict[str, int]:
     """
     tokens = manifest.tokens("train")
     for name in sorted(set(names) - tokens.keys()):
-        part = parse_slice(name)
-        if part is not None and part.source in tokens:
+        part = slice_of(name, tokens)
+        if part.source in tokens:
             tokens[name] = SlicedStream(manifest, part, "train").n_tokens
     return tokens
+
+
+def shared_tokens(manifest: Manifest, name: str, other: str) -> float:
+    """Share of the tokens of a source (or slice) that another one holds too; train split."""
+    one, two = (slice_of(each, manifest.source_names) for each in (name, other))
+    if one.source != two.source:
+        return 0.0
+    both = Slice(one.source, max(one.at_least, two.at_least), min(one.below, two.below))
+    if both == one:
+        return 1.0
+    found, whole = (SlicedStream(manifest, part, "train").n_tokens for part in (both, one))
+    return found / max(1, whole)
 
 
 @dataclass(frozen=True)

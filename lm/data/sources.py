@@ -1,4 +1,4 @@
-"""Sources of documents: any `datasets.load_dataset` call, JSONL files, or text that ships in installed packages.
+"""Sources of documents: any `datasets.load_dataset` call, JSONL or WARC files, or text of installed packages.
 
 Every kind has an identity (plain values that change when its text may change) and yields documents lazily.
 """
@@ -50,7 +50,7 @@ class SourceSpec:
 
     Attributes:
         name: lower-case letters, digits, - and _; a folder name.
-        kind: dataset, jsonl, bible, botocore or python.
+        kind: one of `kinds`.
         licence: of the text, for the manifest and the docs.
         options: settings of the kind.
         stages: between reading and the tokenizer, see lm.data.pipeline.
@@ -89,7 +89,7 @@ class Kind:
 def kinds() -> dict[str, Kind]:
     """All kinds by name."""
     from lm.data.packaged import PACKAGED_KINDS
-    from lm.data.warc import warc_documents
+    from lm.data.warc import warc_documents, warc_identity
 
     return {
         "dataset": Kind(
@@ -99,7 +99,7 @@ def kinds() -> dict[str, Kind]:
             _dataset_documents,
         ),
         "jsonl": Kind(("data_files", "text", "group", "url", *SNAPSHOT_OPTIONS), 1, files_identity, _jsonl_documents),
-        "warc": Kind(("data_files", "snapshot_path"), 1, files_identity, warc_documents),
+        "warc": Kind(("data_files", "snapshot_path"), 1, warc_identity, warc_documents),
         **PACKAGED_KINDS,
     }
 

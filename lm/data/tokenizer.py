@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.files import DataError
+from lm.data.files import DataError, sha256_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
+
+    from lm.data.shards import Manifest
 
 END_OF_TEXT = "<|endoftext|>"
 N_BYTES = 256
@@ -97,14 +99,33 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise DataError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}") from None
 
 
+def tokenizer_of(manifest: Manifest) -> Tokenizer:
+    """The tokenizer that a data folder's shards were made with.
+
+    Raises:
+        DataError: the file is missing or another one.
+    """
+    path = manifest.folder / "tokenizer.json"
+    tokenizer = load_tokenizer(path)
+    if sha256_file(path) != manifest.content["tokenizer_sha256"]:
+        raise DataError(f"{path} is not what was prepared (another sha256); put it back or prepare it with --overwrite")
+    return tokenizer
+
+
 def given_vocab_size(path: Path) -> int:
     """Ids of a tokenizer.json that somebody else made, after a look at whether shards can be made with it.
 
     Raises:
-        DataError: no such file, no end-of-text token, or it does not give back the bytes of a text of many scripts.
+        DataError: no such file, no end-of-text token, ids with gaps, or it does not give back the bytes of a text of
+            many scripts.
     """
     tokenizer = load_tokenizer(path)
     end_of_text_id(tokenizer)
+    known = sorted(tokenizer.get_vocab().values())
+    if known != list(range(len(known))):
+        raise DataError(
+            f"{path} leaves ids out, or gives one twice ({len(known)} tokens, ids up to {known[-1]}); mend it"
+        )
     lengths = byte_lengths(tokenizer)
     text = "The  naïve 東京 తెలుగు\t\u2028\r\n 123 \U0001f600" + END_OF_TEXT
     for probe in (f" {text}", text):  # some add a space where none leads, or take away one that does

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm.data.shards import Manifest, TokenStream
-from lm.data.tokenizer import byte_lengths, end_of_text_id, load_tokenizer
+from lm.data.tokenizer import byte_lengths, end_of_text_id, tokenizer_of
 
 Int64Array = NDArray[np.int64]
 
@@ -138,9 +138,9 @@ def tokenizer_report(
         languages: source -> declared language of all of its documents.
         identify: text -> language, for the other sources; None: theirs is unknown.
         parallel: language -> text that says the same in each; needs `en`.
-        max_tokens: most tokens read of a source: every n-th document.
+        max_tokens: most tokens read of a source: one of every n documents.
     """
-    tokenizer = load_tokenizer(manifest.folder)
+    tokenizer = tokenizer_of(manifest)
     size = manifest.vocab_size
     by_source = {name: TextCounts(np.zeros(size, np.int64)) for name in manifest.source_names}
     by_language: dict[str, TextCounts] = {}
@@ -169,21 +169,22 @@ def tokenizer_report(
 
 
 def _documents(manifest: Manifest, name: str, tokenizer: Any, max_tokens: int) -> Iterator[tuple[Int64Array, str]]:
-    """(ids, text) of every n-th document of a source, so that about max_tokens are read."""
+    """(ids, text) of the first of every n documents of a source, so that about max_tokens are read, and never more."""
     stream = TokenStream(manifest, name, "train")
     every = -(-stream.n_tokens // max_tokens)
     batch: list[Int64Array] = []
     tokens = number = 0
+    left = max_tokens
     for start, ends in stream.shard_ends():
         starts = np.concatenate([[0], ends[:-1] + 1]) + start
         for begin, end in zip(starts.tolist(), (ends + start).tolist(), strict=True):
             number += 1
-            if number % every:
+            if (number - 1) % every or not left:
                 continue
-            ids = np.empty(end - begin, dtype=np.int64)  # without its end-of-text
+            ids = np.empty(min(end - begin, left), dtype=np.int64)  # without its end-of-text
             stream.read_into(begin, ids)
             batch.append(ids)
-            tokens += len(ids)
+            tokens, left = tokens + len(ids), left - len(ids)
             if tokens >= _BATCH_TOKENS:
                 yield from _decoded(batch, tokenizer)
                 batch, tokens = [], 0

@@ -1,16 +1,25 @@
-"""Pages of a crawl from WARC files, plain or gzipped, as they were served; stage `extract` makes text of them."""
+"""Pages of a crawl from WARC files, plain or gzipped; stage `extract` makes text of their HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lm.data.charset import served_text
 from lm.data.files import DataError
 
 if TYPE_CHECKING:
     from lm.data.sources import Document, SourceSpec
 
 _PAGES = ("text/html", "application/xhtml+xml", "text/plain")
+_VERSION = 2  # raise it when other text comes of the same files
+
+
+def warc_identity(spec: SourceSpec) -> Any:
+    """The files, and how they are read."""
+    from lm.data.sources import files_identity
+
+    return [_VERSION, *files_identity(spec)]
 
 
 def warc_documents(spec: SourceSpec) -> Iterator[Document]:
@@ -34,10 +43,11 @@ def warc_documents(spec: SourceSpec) -> Iterator[Document]:
                     headers = record.http_headers
                     if record.rec_type != "response" or headers is None or headers.get_statuscode() != "200":
                         continue
-                    kind = (headers.get_header("Content-Type") or "").split(";")[0].strip().lower()
-                    if kind in _PAGES:
+                    kind = headers.get_header("Content-Type") or ""
+                    if kind.split(";")[0].strip().lower() in _PAGES:
                         url = record.rec_headers.get_header("WARC-Target-URI")
-                        yield Document(record.content_stream().read(), url=url, snapshot=snapshot)
+                        page = served_text(record.content_stream().read(), kind)
+                        yield Document(page, url=url, snapshot=snapshot)
             except (ArchiveLoadFailed, EOFError, OSError, ValueError) as error:
                 problem = f"source '{spec.name}': {path} cannot be read on ({type(error).__name__}: {error})"
                 yield Document(None, problem=" ".join(problem.split())[:300])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lm.data.shards import Manifest, TokenStream
-from lm.data.tokenizer import load_tokenizer
+from lm.data.tokenizer import tokenizer_of
 from lm.data.words import LEAST_WORDS, lookup_ngrams, ngrams, words
 from lm.errors import ConfigError
 
@@ -92,7 +92,7 @@ def check_contamination(manifest: Manifest, texts: Sequence[str], n: int = N) ->
 def _look_up(manifest: Manifest, wanted: dict[int, set[str]]) -> dict[str, str]:
     """The wanted n-grams that training text holds, each with the source it was met in first."""
     seen: dict[str, str] = {}
-    tokenizer = load_tokenizer(manifest.folder)
+    tokenizer = tokenizer_of(manifest)
     for source in manifest.source_names:
         for text in documents(manifest, source, tokenizer):
             found = words(text)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lm.data.shards import Manifest
-from lm.data.tokenizer import byte_lengths, encode_documents, load_tokenizer
+from lm.data.tokenizer import byte_lengths, encode_documents, tokenizer_of
 from lm.data.windows import WindowReader
 from lm.errors import ConfigError
 from lm.loss import IGNORE
@@ -117,7 +117,7 @@ def score_source(
     chosen = np.arange(count)
     if max_windows is not None and max_windows < count:
         chosen = np.arange(max_windows) * count // max_windows
-    n_bytes = byte_lengths(load_tokenizer(manifest.folder))
+    n_bytes = byte_lengths(tokenizer_of(manifest))
     total = NOTHING
     for part in _parts(chosen, max(1, BATCH_TOKENS // window)):
         batch = reader.batch(np.zeros(len(part), dtype=np.int64), part, window)

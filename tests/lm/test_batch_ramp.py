@@ -32,7 +32,8 @@ def test_tokens_are_piecewise_linear_in_the_step() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [[(5, 10)], [(0, 0)], [(0, 10), (0, 20)], [(0, 10), (5, 20), (8, 30)], [(0, 1, 2)], [(0, 10), (50, 20), (9, 5)]],
+    [[(5, 10)], [(0, 0)], [(0, 10), (0, 20)], [(0, 10), (5, 20), (8, 30)], [(0, 1, 2)], [(0, 10), (50, 20), (9, 5)]]
+    + [[(0, value)] for value in (10.5, float("nan"), float("inf"))],
 )
 def test_bad_ramps_are_refused(bad: list) -> None:
     with pytest.raises(ValueError, match="batch_ramp"):

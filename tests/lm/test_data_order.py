@@ -109,8 +109,6 @@ def test_largest_remainder() -> None:
 def test_small_weights_grow_the_block() -> None:
     counts = block_counts(np.array([0.9997, 0.0003]))
     assert abs(counts[1] / counts.sum() / 0.0003 - 1) < 0.01
-    with pytest.raises(ValueError, match="a weight below 1 in"):
-        block_counts(np.array([1.0, 1e-9]))
 
 
 def test_order_of_the_weights_mapping_does_not_matter() -> None:
@@ -203,6 +201,16 @@ def test_tokens_drawn_follow_from_the_plan() -> None:
     assert order.tokens_drawn(5 * G) == {"a": 5 * G, "b": 0, "c": 0}
 
 
+def test_an_epoch_is_each_window_once_whatever_is_left_after_the_last() -> None:
+    plan = DataPlan(0, G, (Stage(0, T, {"a": 1}), Stage(2 * G, 2 * T, {"a": 1})))
+    order = DataOrder(plan, {"a": 4 * T})  # three windows of T and a rest; one of 2 T and as much again
+    k = np.concatenate([order.step_samples(step) for step in range(4)])
+    visits = [np.bincount(order.locate(part)[1]) for part in np.split(k, [2 * G // T])]
+    assert [list(stage["a"]) for stage in order.by_stage(4 * G)] == [
+        [2 * G, pytest.approx(visits[0].mean())], [2 * G, visits[1].mean()],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
@@ -214,6 +222,8 @@ def test_tokens_drawn_follow_from_the_plan() -> None:
         ),
         ([Stage(0, T, {"a": -1})], "weights must be 0 or more"),
         ([Stage(0, T, {"a": 0})], "weights must be 0 or more with one above 0"),
+        ([Stage(0, T, {"a": 1, "b": 1e-9})], "the weight of 'b' is below 1 in 1048576"),
+        ([Stage(0, 0, MIX)], "sequence_length must be at least 1, got 0"),
         ([Stage(5, T, MIX)], "first stage with from_tokens 0"),
         ([Stage(0, T, MIX), Stage(G, T, MIX), Stage(G, T, MIX)], "stages must start at increasing"),
     ],

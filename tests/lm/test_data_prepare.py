@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lm.data import preparation
 from lm.data import prepare as prepare_module
-from lm.data import stages
 from lm.data.files import DataError, sha256_file
 from lm.data.prepare import PrepareConfig, prepare
 from lm.data.shards import load_manifest
@@ -89,13 +90,21 @@ def test_twice_gives_the_same_bytes(files, tmp_path) -> None:
 
 def test_tokenizer_sees_the_train_split_only(files, tmp_path, monkeypatch) -> None:
     seen: list[str] = []
-    original = stages.train_tokenizer
-    monkeypatch.setattr(stages, "train_tokenizer", lambda texts, size: original(seen.extend(texts) or seen, size))
+    original = preparation.train_tokenizer
+    monkeypatch.setattr(preparation, "train_tokenizer", lambda texts, size: original(seen.extend(texts) or seen, size))
     manifest = prepare(config_of(files), tmp_path / "all")
     assert len(seen) == sum(manifest.split(name, "train")["documents"] for name in ("a", "b"))
     seen.clear()
     prepare(config_of(files, tokenizer_sample_bytes=12_000), tmp_path / "sampled")
     assert 6_000 < sum(len(text.encode()) for text in seen) <= 12_000
+    # A document larger than the sample gives parts of itself.
+    book = " ".join(json.loads(line)["text"] for line in (files / "a.jsonl").read_text().splitlines())
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": book}) + "\n" + (files / "b.jsonl").read_text())
+    monkeypatch.setattr("lm.data.pieces.SEGMENT_CHARACTERS", 1000)
+    seen.clear()
+    config = config_of(tmp_path, tokenizer_sample_bytes=20_000)
+    prepare(replace(config, sources=config.sources[1:]), tmp_path / "book")
+    assert len(book) > 20_000 and 5_000 < sum(len(text) for text in seen if text in book) < 20_000
 
 
 def test_reuse_overwrite_and_foreign_folders(files, tmp_path, monkeypatch) -> None:
@@ -171,7 +180,7 @@ def kill_after(monkeypatch, n_writes: int) -> None:
         return guarded
 
     for name in ("write_bytes", "write_json", "ShardWriter"):
-        monkeypatch.setattr(stages, name, guard(getattr(stages, name)))
+        monkeypatch.setattr(preparation, name, guard(getattr(preparation, name)))
 
 
 def test_resume_from_any_point_gives_the_same_bytes(files, tmp_path, monkeypatch) -> None:
@@ -191,7 +200,7 @@ def test_resume_from_any_point_gives_the_same_bytes(files, tmp_path, monkeypatch
 
 def test_resume_does_not_repeat_finished_stages(files, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "train_tokenizer", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(preparation, "train_tokenizer", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             prepare(config_of(files), tmp_path / "out")
     lines: list[str] = []
@@ -254,7 +263,7 @@ def test_full_disk_is_one_line_and_nothing_half(files, tmp_path, monkeypatch) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "ShardWriter", full)
+        patch.setattr(preparation, "ShardWriter", full)
         with pytest.raises(DataError, match=r"no space left while writing below .* choose another --out") as caught:
             prepare(config_of(files), tmp_path / "out")
         assert "\n" not in str(caught.value)
@@ -277,7 +286,7 @@ def test_really_full_disk(files, tmp_path) -> None:
 
 
 def test_wide_vocabulary_gets_wide_ids(files) -> None:
-    assert stages.ids_dtype(config_of(files, vocab_size=200_000).vocab_size).itemsize == 4
+    assert preparation.ids_dtype(config_of(files, vocab_size=200_000).vocab_size).itemsize == 4
 
 
 @pytest.mark.parametrize(
@@ -301,7 +310,7 @@ def test_emptied_source_is_one_line(tmp_path) -> None:
 
 
 def test_progress_is_shown(files, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(stages, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(preparation, "PROGRESS_SECONDS", 0.0)
     lines: list[str] = []
     begin = time.monotonic()
     prepare(config_of(files), tmp_path / "out", log=lines.append)

@@ -1,5 +1,6 @@
 """Tokenizer: exact bytes in every script, special tokens in text, determinism."""
 
+import json
 import math
 import os
 import subprocess
@@ -15,6 +16,7 @@ from lm.data.tokenizer import (
     byte_lengths,
     encode_documents,
     end_of_text_id,
+    given_vocab_size,
     load_tokenizer,
     train_tokenizer,
 )
@@ -70,6 +72,19 @@ def test_special_token_in_text_is_plain_text_after_a_reload(tokenizer, tmp_path)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     ids = encode_documents(load_tokenizer(tmp_path), [f"a{END_OF_TEXT}"])[0]
     assert (ids == 0).sum() == 1
+
+
+def test_a_given_tokenizer_has_every_id_once(tokenizer, tmp_path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    content = json.loads(path.read_text())
+    last = given_vocab_size(path) - 1
+    vocab = content["model"]["vocab"]
+    token = next(token for token, index in vocab.items() if index == last)
+    for index in (last - 1, 70_000):
+        path.write_text(json.dumps(content | {"model": content["model"] | {"vocab": vocab | {token: index}}}))
+        with pytest.raises(DataError, match="leaves ids out, or gives one twice"):
+            given_vocab_size(path)
 
 
 def test_digits_are_single(tokenizer) -> None:

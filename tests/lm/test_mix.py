@@ -24,6 +24,7 @@ from lm.data.mix import (
 from lm.data.plan import Stage
 from lm.data.ramp import BatchRamp
 from lm.data.shards import load_manifest
+from lm.data.slices import train_tokens
 from lm.data.synthetic import random_documents, write_folder
 from lm.errors import ConfigError
 from tests.lm.datamodule_helpers import VOCAB, G, SaveAt, T, attach, fit, make, write_data
@@ -142,6 +143,18 @@ def test_each_stage_has_the_tokens_up_to_the_next_mix(folder: Path) -> None:
     assert [(one.step, one.rule.kind) for one in mixes.settled] == [(200, "unimax")]
     assert Settled.from_plain(mixes.settled[0].plain()) == mixes.settled[0]
     assert "weights from step 200 on, by unimax, max_epochs 1: prose 0.5" in format_rules(mixes.settled)
+
+
+def test_what_a_source_drew_counts_for_its_parts(folder: Path) -> None:
+    manifest = load_manifest(folder)
+    tokens = train_tokens(manifest, ["prose[>=40]", "prose[20:60]", "prose[40:60]"])
+    drawn = {"prose": 6_000, "prose[20:60]": 3_000, "code": 1_000}  # before 10,000
+    rule = {"unimax": {"max_epochs": 1}, "sources": ["prose[>=40]", "code"]}
+    settle = Mixes(manifest, BatchRamp([(0, 100)]), 35_000).settle
+    weights = settle(rule, 100, None, [Stage(0, 10, drawn)])
+    read = 6_000 * tokens["prose[>=40]"] / 30_000 + 3_000 * tokens["prose[40:60]"] / tokens["prose[20:60]"]
+    left = tokens["prose[>=40]"] - read
+    assert 0 < left < 12_500 and weights["prose[>=40]"] == pytest.approx(left / 25_000)
 
 
 def test_no_source_of_a_run_is_read_more_often_than_unimax_lets_it(folder: Path) -> None:

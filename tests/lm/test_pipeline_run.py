@@ -178,12 +178,25 @@ def test_warc_to_text(tmp_path) -> None:
 
     with (tmp_path / "crawl.warc.gz").open("wb") as file:
         writer = WARCWriter(file, gzip=True)
-        pages = [("text/html; charset=utf-8", "200 OK"), ("image/png", "200 OK"), ("text/html", "404 Not Found")]
-        for number, (kind, status) in enumerate(pages):
-            page = f"<html><body><nav>Menu</nav><article><p>{sentences(number)}</p></article></body></html>"
+        page = f"<html><body><nav>Menu</nav><article><p>{sentences(0)}</p></article></body></html>".encode()
+        russian = "Погода была хорошей, и ветер стих. Рыбак не верил тишине. " * 4
+        quoted = "It’s a “quoted” piece — of text, about naïve cafés. " * 9
+        meta = f"<html><head><meta charset='windows-1251'></head><body><p>{russian}</p></body></html>"
+        pages = [
+            ("text/html; charset=utf-8", "200 OK", page),
+            ("image/png", "200 OK", page),
+            ("text/html", "404 Not Found", page),
+            ('text/plain; charset="Windows-1251"', "200 OK", russian.encode("cp1251")),
+            ("text/html", "200 OK", meta.encode("cp1251")),
+            ("text/plain; charset=ISO-8859-1", "200 OK", quoted.encode("cp1252")),  # as servers say and browsers read
+            ("text/plain", "200 OK", (GERMAN * 5).encode("latin-1")),  # nothing says so
+            ("text/plain; charset=idna", "200 OK", russian.encode() + b"\xd0"),  # cut off inside a letter
+            ("text/plain; charset=utf-8", "200 OK", bytes(range(256)) * 4),
+        ]
+        for number, (kind, status, body) in enumerate(pages):
             http = StatusAndHeaders(status, [("Content-Type", kind)], protocol="HTTP/1.1")
             record = writer.create_warc_record(
-                f"https://site.example/{number}", "response", payload=io.BytesIO(page.encode()), http_headers=http
+                f"https://site.example/{number}", "response", payload=io.BytesIO(body), http_headers=http
             )
             writer.write_record(record)
     whole = (tmp_path / "crawl.warc.gz").read_bytes()
@@ -193,7 +206,9 @@ def test_warc_to_text(tmp_path) -> None:
         "crawl", "warc", options={"data_files": str(tmp_path / "*.warc.gz")}, stages=(StageSpec("extract"),)
     )
     documents, reports = Pipeline(spec, tmp_path / "cache").run()
-    assert [(item.string, item.url) for item in documents] == [(sentences(0), "https://site.example/0")]
+    texts = {0: sentences(0), 3: russian, 4: russian.strip(), 5: quoted, 6: GERMAN * 5, 7: russian + "\ufffd"}
+    assert {item.url: item.string for item in documents} == {f"https://site.example/{n}": t for n, t in texts.items()}
+    assert reports[1]["dropped"].keys() == {"no main text"}
     assert reports[0]["documents_out"] >= 1
 
 

@@ -126,6 +126,9 @@ def test_exact_documents_and_paragraphs(outcomes) -> None:
     assert first == Kept()
     assert isinstance(second, Kept) and second.text == f"{GERMAN * 3}\n\nok\n\nok".encode()  # short ones stay
     assert reasons([third]) == ["little left without repeated paragraphs"]
+    for line in ("\r\n", "\r", " \n"):  # of other systems, or empty to the eye alone
+        second = outcomes("exact_paragraphs", [text.replace("\n", line) for text in texts])[1]
+        assert isinstance(second, Kept) and second.text == f"{GERMAN * 3}\n\nok\n\nok".replace("\n", line).encode()
 
 
 # Numbers from the standards' and offices' own examples, or made to pass their check digits.

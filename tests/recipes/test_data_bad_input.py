@@ -16,13 +16,14 @@ from lm.data.pipeline.option_types import checked_options
 from lm.data.pipeline.quality import _require_whole
 from lm.data.pipeline.stage import REQUIRED, Range
 from lm.data.plan import DataPlan, Stage
+from lm.data.preparation import _nothing_left
 from lm.data.prepare_config import PrepareConfig
 from lm.data.shards import load_manifest
 from lm.data.sources import SourceSpec, _jsonl_row, kind_of
-from lm.data.stages import _nothing_left
 from lm.data.synthetic import write_folder
 from lm.errors import ConfigError
 from recipes.data import load_config, main
+from recipes.data_table import print_table
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,14 @@ def folder(tmp_path):
     return path
 
 
+def test_a_source_too_small_to_be_drawn_does_not_spoil_what_was_prepared(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("lm.data.order.MAX_BLOCK_SAMPLES", 1024)  # a million: a corpus of gigabytes beside a sentence
+    large, small = ([np.array([*[1] * n, 0])] for n in (5000, 1))
+    write_folder(tmp_path / "d", {n: {"train": d, "validation": large} for n, d in (("a", large), ("b", small))}, 257)
+    print_table(tmp_path / "d")
+    assert "warning: in proportion to tokens, the weight of 'b' is below 1 in 1024" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("tokens", ["0.5", "1e16", "1e300", "nan"])
 def test_lengths_of_a_run_that_cannot_be(folder, capsys, tokens) -> None:
     assert main(["table", "--dir", str(folder), "--tokens", tokens]) == 2
@@ -216,7 +225,7 @@ def test_lengths_of_a_run_that_cannot_be(folder, capsys, tokens) -> None:
 
 def test_packing_for_a_length_beyond_all_text_is_refused_and_not_tried(folder) -> None:
     plan = DataPlan(0, 10**10, (Stage(0, 10**10, {"a": 1}),), packing="best_fit")
-    with pytest.raises(DataError, match="longer than all of source 'a'"):
+    with pytest.raises(DataError, match="longer than all 90 tokens of source 'a'"):
         packed_counts(load_manifest(folder), plan)
 
 

@@ -119,6 +119,8 @@ def test_counts_are_those_of_the_text(prepared: Path, capsys) -> None:
     assert most.sum() >= 0.99 * used.sum() > most[:-1].sum()
     part, _ = report_of(capsys, "--dir", prepared / "data", *DECLARED, "--max-tokens", 3000)
     assert 0 < part["tokens_read"] < 12_000 < report["tokens_read"]
+    part, _ = report_of(capsys, "--dir", prepared / "data", *DECLARED, "--max-tokens", 7)  # less than any document
+    assert all((row["documents"], row["tokens"]) == (1, 7) for row in part["sources"])
 
 
 def test_bytes_of_tokens(prepared: Path) -> None:

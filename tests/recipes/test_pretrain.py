@@ -135,6 +135,7 @@ def one_error(stderr: str) -> str:
     ("arguments", "words"),
     [
         (["--data.weights", "{prose: 1, poetry: 1}"], ["poetry", "prose, code"]),
+        (["--data.weights", "{prose: 1, prose: 2}"], ["data.weights", "'prose' comes twice"]),
         (["--model.config.vocab_size", "512"], ["512", "300"]),
         (
             ["--data.sequence_length", "65536", "--data.global_batch_tokens", "65536", "--tokens", "65536"],

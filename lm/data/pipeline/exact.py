@@ -13,6 +13,7 @@ from lm.data.pipeline.store import Documents, Part
 
 _DIGEST_BYTES = 16  # 128 bits: a clash among 1e12 texts has odds of 1e-15
 _CHUNK = 1 << 20  # of a text at a time: the list of the words of 100 MB takes 1 GB
+_EMPTY_LINES = re.compile(r"((?:\r\n|\n|\r(?!\n))[ \t]*(?:\r\n|\n|\r(?!\n)))")  # line ends of any system
 _SPACE: dict[type, Any] = {str: re.compile(r"\s"), bytes: re.compile(rb"\s")}  # what split() takes for white space
 
 
@@ -61,17 +62,18 @@ def exact_paragraphs(documents: Documents, options: dict[str, Any]) -> Iterator[
     least, fraction = options["min_characters"], options["min_kept_fraction"]
     seen: set[bytes] = set()
     for item in documents:
-        paragraphs = item.string.split("\n\n")
-        kept = []
-        for paragraph in paragraphs:
+        parts = _EMPTY_LINES.split(item.string)
+        paragraphs, between = parts[::2], ["", *parts[1::2]]
+        kept: list[str] = []
+        for before, paragraph in zip(between, paragraphs, strict=True):
             plain = single_spaced(paragraph)
             digest = _digest(plain.encode())
             if len(plain) < least or digest not in seen:
-                kept.append(paragraph)
+                kept.append((before if kept else "") + paragraph)
             if len(plain) >= least:
                 seen.add(digest)
         cut = len(paragraphs) - len(kept)
-        text = "\n\n".join(kept).encode()
+        text = "".join(kept).encode()
         if cut == 0:
             yield Kept()
         elif not text.strip() or len(text) < fraction * len(item.text):
@@ -88,5 +90,6 @@ KINDS = {
         {"min_characters": Range(1, 1e9), "min_kept_fraction": FRACTION},
         changes=True,
         compares=True,
+        version=2,
     ),
 }

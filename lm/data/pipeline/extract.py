@@ -10,22 +10,30 @@ from lm.data.files import DataError
 from lm.data.pipeline.stage import DocumentRule, Dropped, Kept, Outcome, PerDocument, Range, StageKind
 from lm.data.pipeline.store import Item
 
-_TAGS = b"html|head|body|title|meta|div|span|p|br|table|article|section|h[1-6]|ul|ol|li|pre|a"
-_MARKUP = re.compile(rb"<(?:!doctype|/?(?:" + _TAGS + rb")[\s>/])", re.IGNORECASE)
+_TAGS = "html|head|body|title|meta|div|span|p|br|table|article|section|h[1-6]|ul|ol|li|pre|a"
+_MARKUP = re.compile(rf"<(?:!doctype|/?(?:{_TAGS})[\s>/])", re.IGNORECASE)
+_NO_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\ufffd]")  # in what was guessed to be text: it is something else
 
 
-def is_plain(page: bytes) -> bool:
-    """Whether a page was served as text: UTF-8 without a tag of HTML. trafilatura would find nothing in it."""
-    try:
-        return b"\0" not in page and not _MARKUP.search(page) and bool(page.decode())
-    except UnicodeDecodeError:
+def is_plain(page: str, guessed: bool) -> bool:
+    """Whether a page was served as text: without a tag of HTML. trafilatura would find nothing in it.
+
+    Args:
+        guessed: the charset is a guess.
+    """
+    if not page or page.isspace() or "\0" in page or (guessed and _NO_TEXT.search(page)):
         return False
+    return not _MARKUP.search(page)
 
 
 def extract(options: dict[str, Any]) -> DocumentRule:
-    """HTML as it was served -> text, its encoding found by trafilatura; plain text stays. Must be the first stage."""
+    """HTML as it was served -> text; plain text stays. Must be the first stage.
+
+    The charset of bytes that are not UTF-8 (nothing that was served said which it is) is guessed by trafilatura.
+    """
     try:
         import trafilatura
+        from trafilatura.utils import decode_file
     except ImportError:
         raise DataError("stage extract needs trafilatura; install it: pip install 'scalewright[data]'") from None
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -35,10 +43,12 @@ def extract(options: dict[str, Any]) -> DocumentRule:
     def rule(item: Item) -> Outcome:
         if len(item.text) > most:
             return Dropped("page too large", f"{len(item.text):,} bytes")
-        if is_plain(item.text):
-            return Kept()
+        guessed = not _is_utf8(item.text)
         try:
-            text = trafilatura.extract(item.text, url=item.url, **settings)
+            page = decode_file(item.text)
+            if is_plain(page, guessed):
+                return Kept(page.encode()) if guessed else Kept()
+            text = trafilatura.extract(page, url=item.url, **settings)
         except Exception as error:  # a parser that fails on one page of a crawl must not end it
             return Dropped("extraction failed", f"{type(error).__name__}: {error}"[:200])
         if not text or not text.strip():
@@ -48,6 +58,14 @@ def extract(options: dict[str, Any]) -> DocumentRule:
     return rule
 
 
+def _is_utf8(page: bytes) -> bool:
+    try:
+        page.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 KINDS = {
     "extract": StageKind(
         PerDocument(extract),
@@ -55,6 +73,6 @@ KINDS = {
         {"max_bytes": Range(1, 1e12)},
         changes=True,
         packages=("trafilatura",),
-        version=2,
+        version=3,
     )
 }

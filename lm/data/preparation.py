@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,19 +143,22 @@ class Preparation:
         return sha256_file(path)
 
     def _sample(self, reports: dict[str, dict[str, Any]]) -> Iterator[str]:
-        """An even, deterministic choice of train documents, equal bytes a source where there are enough."""
+        """An even, deterministic choice of train documents, equal bytes a source where there are enough.
+
+        Of a document longer than a segment, of its segments: all of it may be more than a source's share.
+        """
         share = self.config.tokenizer_sample_bytes // len(self.config.sources)
         for spec in self.config.sources:
             total = reports[spec.name]["kept_bytes"]["train"]
             taken = 0
-            for text in TextFile(self.work / spec.name, "train").texts():
+            for text in chain.from_iterable(map(segments, TextFile(self.work / spec.name, "train").texts())):
                 encoded = text.encode()
                 digest = hashlib.sha256(b"sample\x00")
                 digest.update(encoded)
                 chosen = int.from_bytes(digest.digest()[:8], "little") < share / total * 2.0**64
                 if chosen and taken + len(encoded) <= share:
                     taken += len(encoded)
-                    yield from segments(text)
+                    yield text
 
     # -- stage 3: shards
 
