@@ -11,9 +11,5 @@ from tests.continuity.launch import write_experiment
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from mlflow.tracking import MlflowClient
-
     folder = tmp_path_factory.mktemp("continuity")
-    # Making the tables takes seconds: a test that kills, or whose ranks wait for a few seconds only, must find them.
-    MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db").search_experiments()
     return write_experiment(folder, steps=24, every=3, validate_every=4)

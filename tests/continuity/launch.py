@@ -20,6 +20,7 @@ import yaml
 from lm.data.synthetic import random_documents, write_folder
 from plugins.strategies.ports import free_port
 from tests import processes
+from tests.stores import new_store
 
 Prepare = Callable[["Tracer"], None]
 _OF_TIME = ("tokens_per", "checkpoint", "step_seconds", "work_seconds", "mfu", "memory_gb")
@@ -182,7 +183,11 @@ def write_experiment(
     data: dict[str, Any] | None = None,
     optim: dict[str, Any] | None = None,
 ) -> Path:
-    """Two sources of random ids and a tiny model on them; 256 tokens a step."""
+    """Two sources of random ids and a tiny model on them; 256 tokens a step.
+
+    A test that kills, or whose ranks wait for a few seconds only, must find MLflow's tables made.
+    """
+    new_store(folder)
     documents = {
         name: {
             "train": random_documents(20_000, 300, 60, seed),

@@ -20,6 +20,7 @@ from plugins.loggers.journal import FILE, Journal
 from plugins.loggers.mlflow import MLflowLogger
 from recipes import mlflow_sync
 from tests.plugins import slow_steps
+from tests.stores import new_store
 
 NOBODY = "http://127.0.0.1:9"
 
@@ -27,7 +28,7 @@ NOBODY = "http://127.0.0.1:9"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     slow_steps.preload()
-    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"  # making one takes seconds
+    return new_store(tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from recipes.parameters import main
+from tests.stores import new_store
 
 DEMO = str(Path(__file__).parent.parent.parent / "conf/experiment/demo.yaml")
 
 
 @pytest.fixture(autouse=True)
 def _store(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
 
 
 def test_table_of_a_muon_run(capsys) -> None:

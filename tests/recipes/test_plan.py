@@ -21,6 +21,7 @@ from recipes.plan import assignments, main
 from recipes.plan_config import job_from, override, pretrain_config, strategy_values
 from recipes.plan_page import page
 from recipes.plan_what_if import changes_of, compare
+from tests.stores import new_store
 
 LLAMA_7B = Path("conf/plan/llama_7b.yaml")
 SMALL: dict[str, Any] = {
@@ -192,7 +193,7 @@ def test_the_written_config_builds(tmp_path: Path, capsys, monkeypatch) -> None:
 
     from recipes.build import build
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path))
     path = tmp_path / "run.yaml"
     assert main(["--config", str(LLAMA_7B), "--out", str(path)]) == 0
     config = yaml.safe_load(path.read_text())

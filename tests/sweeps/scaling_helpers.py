@@ -13,6 +13,7 @@ import pytest
 
 from sweeps.records import read_runs
 from sweeps.scaling.table import Run, RunTable
+from tests.stores import new_store
 
 HOFFMANN = (1.69, 406.4, 410.7, 0.34, 0.28)
 Surface = Callable[[float, float], float]
@@ -68,10 +69,10 @@ def chinchilla(where: str | None = "excluded_by_epoch != 1") -> RunTable:
 
 @functools.cache
 def mlflow_store() -> str:
-    """Address of one real SQLite store for all tests of the process: making its tables takes seconds."""
+    """Address of one real SQLite store for all tests of the process."""
     folder = tempfile.TemporaryDirectory(prefix="scalewright-mlflow-")
     _KEEP.append(folder)  # removed when the process ends
-    return f"sqlite:///{folder.name}/mlflow.db"
+    return new_store(folder.name)
 
 
 _KEEP: list[tempfile.TemporaryDirectory[str]] = []

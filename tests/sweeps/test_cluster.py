@@ -26,6 +26,7 @@ from sweeps.isoflop import read_corpus
 from sweeps.ray_session import _described, ray_session
 from sweeps.resume import result_rows
 from sweeps.rules import Resources
+from tests.stores import new_store
 from tests.sweeps.test_isoflop import command, environment
 
 SMALL = {"include_dashboard": False, "object_store_memory": 80_000_000}
@@ -62,7 +63,7 @@ def test_nodes_get_the_code_and_are_asked_before_cells_run(
 ) -> None:
     monkeypatch.setenv("SCALEWRIGHT_CACHE", str(tmp_path / "cache"))
     config = parse_config({**tiny_sweep, "mode": "runs", "runs_dir": str(tmp_path / "runs")})
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = new_store(tmp_path)
     with ray_session(99, config.resources) as session:
         import ray
 

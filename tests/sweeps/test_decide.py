@@ -19,6 +19,7 @@ from sweeps.grid import Cell, build_grid, grid_id
 from sweeps.isoflop import read_corpus
 from sweeps.planned import candidate_shapes, plan_run
 from sweeps.report import report
+from tests.stores import new_store
 from tests.sweeps.scaling_helpers import surface
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tolerance": 0.2,
     }
     (place / "sweep.yaml").write_text(yaml.safe_dump(config))
+    new_store(place)
     return place
 
 

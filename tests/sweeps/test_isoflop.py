@@ -27,6 +27,7 @@ from sweeps.resume import choose_parent, result_rows
 from sweeps.settings import settings_of
 from sweeps.specs import trial_spec
 from sweeps.trial import outcome, run_cell
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 # What two sweeps of one grid must agree on, to the last bit.
@@ -35,7 +36,7 @@ COMPARED = ("cell_id", "status", "budget_flops", "d_model", "n_params", "d_token
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> SweepLedger:
-    return SweepLedger(f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}", "tiny")
+    return SweepLedger(new_store(tmp_path_factory.mktemp("mlflow")), "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,7 @@ def test_cells_that_diverge_or_crash_are_rows(
 @pytest.fixture
 def workplace(tmp_path: Path, tiny_sweep: dict[str, Any]) -> Path:
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(tiny_sweep))
+    new_store(tmp_path)
     return tmp_path
 
 

@@ -22,11 +22,12 @@ from sweeps.rules import Retries
 from sweeps.specs import trial_spec
 from sweeps.trial import run_cell, run_spec
 from sweeps.trunks import Trunk, savings, trunks_of
+from tests.stores import new_store
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> SweepLedger:
-    return SweepLedger(f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}", "tiny")
+    return SweepLedger(new_store(tmp_path_factory.mktemp("mlflow")), "tiny")
 
 
 @pytest.fixture
