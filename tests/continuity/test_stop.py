@@ -95,7 +95,7 @@ def test_a_second_signal_stops_at_once(folder: Path) -> None:
 
 class StopsItself:
     """SIGSTOP in step 6 of rank `stopped`, once its first beat is known. The other waits in that step until it has
-    happened, and from there on loses patience after 8 s: however busy the machine, the stopped one is silent.
+    happened, and from there on loses patience after 4 s: however busy the machine, the stopped one is silent.
     """
 
     def __init__(self, stopped: int, done: Path) -> None:
@@ -118,7 +118,7 @@ class StopsItself:
                 while not self.done.exists():
                     time.sleep(0.01)
                 (heartbeat,) = (found for found in module.trainer.callbacks if isinstance(found, Heartbeat))
-                heartbeat._limit, heartbeat._pause = 8.0, 0.1
+                heartbeat._limit, heartbeat._pause = 4.0, 0.1
             return training_step(module, *args)
 
         LlamaModule.training_step = step

@@ -56,4 +56,4 @@ def test_harness_reports_the_rank_that_failed_and_the_one_that_waited() -> None:
 
 def test_harness_kills_what_hangs() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)rank 0: still running.*_fail_or_wait"):
-        harness.run(_fail_or_wait, 1, False, timeout_seconds=10)
+        harness.run(_fail_or_wait, 1, False, timeout_seconds=6)
