@@ -1,6 +1,7 @@
 """Who may import whom, read from the syntax trees."""
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -16,20 +17,22 @@ LAZY = {
 }  # optional: only inside functions
 
 
+@functools.cache
 def modules() -> dict[Path, ast.Module]:
     files = [path for package in ORDER for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 20
     return {path.relative_to(ROOT): ast.parse(path.read_text()) for path in files}
 
 
-def imported(tree: ast.AST) -> set[str]:
-    names = set()
+@functools.cache
+def imported(tree: ast.AST) -> frozenset[str]:
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def tops(tree: ast.AST) -> set[str]:
