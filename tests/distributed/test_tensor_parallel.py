@@ -143,7 +143,7 @@ def test_compiled_blocks_are_refused() -> None:
     """Their gradients were wrong: of a run of 3 steps over 2 processes the norm by 8%."""
     with torch.device("meta"):
         model = Llama(CONFIG, RuntimeConfig(compile=True))
-    with pytest.raises(ConfigError, match="model.runtime.compile true gives wrong gradients with tensor_parallel"):
+    with pytest.raises(ConfigError, match=r"model\.runtime\.compile true gives wrong gradients with tensor_parallel"):
         tensor_parallelize(model, CONFIG, Namespace(size=lambda: 2))
 
 
