@@ -166,6 +166,8 @@ class PretrainCLI(LightningCLI):
         trained = config.tokens if self.config.get("subcommand") in (None, "fit") else 0.0
         flops = training_flops(shape, max(trained, 0.0), config.data.sequence_length)
         trainer, runtime = config.trainer, config.model.runtime
+        if runtime.compile == "auto" and _tensor_parallel(trainer.strategy) > 1:
+            runtime.compile = False  # see plugins.strategies.tensor_parallel
         trainer.precision, runtime.compile, self.choice = settle(
             trainer.precision, runtime.compile, shape, flops, device_of(trainer.accelerator)
         )
@@ -188,6 +190,12 @@ class PretrainCLI(LightningCLI):
         trainer.resume.folder = self.newest_of
         trainer.known = self.known
         return trainer
+
+
+def _tensor_parallel(strategy: Any) -> int:
+    """Of a strategy in a config: a name, a class with arguments, or an object."""
+    arguments = getattr(strategy, "init_args", None)
+    return int(getattr(strategy if arguments is None else arguments, "tensor_parallel", 1))
 
 
 def _run_dir(runs_dir: str, name: str) -> str:

@@ -37,13 +37,14 @@ class ZeRO(Portable, DeepSpeedStrategy):
         reduce_bucket_size: gradient elements averaged at once.
         allgather_bucket_size: parameter elements gathered at once.
         config: further DeepSpeed settings, nested as in its documentation, such as {zero_optimization:
-            {offload_optimizer: {device: nvme, nvme_path: /fast}}}; see deepspeed_config.merge.
+            {sub_group_size: 100000000}}; see deepspeed_config.merge.
         process_group_backend: gloo, nccl; None chooses by device.
         timeout_seconds: how long a rank waits for the others.
         context_parallel: neighbouring devices that cut each window between them; see FSDP.
 
     Raises:
-        ConfigError: DeepSpeed is not installed, an unknown stage, or `config` sets what something else sets.
+        ConfigError: DeepSpeed is not installed, an unknown stage, `config` sets what something else sets, or, when
+            training starts, what DeepSpeed itself refuses.
     """
 
     strategy_name = "zero"
@@ -139,7 +140,12 @@ class ZeRO(Portable, DeepSpeedStrategy):
         self.config["gradient_clipping"] = self.lightning_module.trainer.gradient_clip_val or 0.0
 
     def init_deepspeed(self) -> None:
-        super().init_deepspeed()
+        try:
+            super().init_deepspeed()
+        except ConfigError:
+            raise
+        except (AssertionError, ValueError) as error:  # of settings that it does not know, or not together
+            raise ConfigError(f"DeepSpeed refuses the settings of zero: {' '.join(str(error).split())}") from error
         zero = self._zero_optimizer()
         if zero is not None:
             deepspeed_muon.link(zero)

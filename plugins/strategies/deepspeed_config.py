@@ -23,6 +23,12 @@ _OWNERS = {
     "bf16": "trainer.precision",
     "torch_autocast": "trainer.precision",
 }
+# What would train, or save, something else than the run.
+_REFUSED = {
+    "zero_optimization.round_robin_gradients": "under it DeepSpeed takes parameters for one another in checkpoints",
+    "zero_optimization.offload_optimizer.device": "offload is to CPU memory; checkpoints do not reach any other place",
+    "zero_optimization.offload_param.device": "offload is to CPU memory; checkpoints do not reach any other place",
+}
 # Sections that only an argument may bring in; it may then be refined.
 _SWITCHES = {
     "zero_optimization.offload_optimizer": "offload_optimizer",
@@ -39,13 +45,16 @@ def merge(settings: dict[str, Any], extra: Mapping[str, Any], prefix: str = "") 
         prefix: dotted place of both.
 
     Raises:
-        ConfigError: one line; `extra` has a key that something else sets, or a value where a section belongs.
+        ConfigError: one line; `extra` has a key that something else sets or that is refused, or a value where a section
+            belongs.
     """
     merged = dict(settings)
     for key, value in extra.items():
         place = f"{prefix}{key}"
         if place in _OWNERS:
             raise ConfigError(f"zero config.{place} is set by {_OWNERS[place]}; change that and take it out of config")
+        if place in _REFUSED:
+            raise ConfigError(f"zero config.{place} is refused: {_REFUSED[place]}; take it out of config")
         if place in _SWITCHES and key not in settings:
             raise ConfigError(f"zero config.{place} refines an offload that is off; set {_SWITCHES[place]}: true")
         section = settings.get(key)

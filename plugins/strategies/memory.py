@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor, strided
 from torch.distributed.tensor import DTensor
 
+from plugins.strategies.parts import zero_optimizer
+
 KINDS = ("parameters", "gradients", "optimizer_state")
 
 
@@ -34,7 +36,7 @@ def _parameters(strategy: Any) -> Iterator[Tensor]:
         yield parameter.data
         if hasattr(parameter, "ds_tensor"):  # stage 3: this rank's part; .data is empty unless it is gathered
             yield parameter.ds_tensor
-    zero = _zero(strategy)
+    zero = zero_optimizer(strategy)
     if zero is not None:
         from plugins.strategies.deepspeed_state import flat_groups
 
@@ -46,7 +48,7 @@ def _gradients(strategy: Any) -> Iterator[Tensor]:
     for parameter in strategy.lightning_module.parameters():
         if parameter.grad is not None:
             yield parameter.grad
-    zero = _zero(strategy)
+    zero = zero_optimizer(strategy)
     if zero is None:
         return
     from plugins.strategies.deepspeed_state import flat_groups
@@ -59,16 +61,10 @@ def _gradients(strategy: Any) -> Iterator[Tensor]:
 
 
 def _state(strategy: Any) -> Iterator[Tensor]:
-    zero = _zero(strategy)
+    zero = zero_optimizer(strategy)
     for optimizer in strategy.optimizers if zero is None else [zero.optimizer]:
         for state in optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _zero(strategy: Any) -> Any | None:
-    """DeepSpeed's partitioning optimizer, under ZeRO."""
-    find = getattr(strategy, "_zero_optimizer", None)
-    return None if find is None else find()
 
 
 def _all_tensors() -> list[Tensor]:

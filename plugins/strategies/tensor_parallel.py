@@ -31,9 +31,14 @@ def tensor_parallelize(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) 
         mesh: the tensor dimension.
 
     Raises:
-        ConfigError: see check_divides.
+        ConfigError: see check_divides; or blocks are compiled.
     """
     check_divides(config, mesh.size())
+    if model.runtime.compile is True:  # type: ignore[union-attr]
+        raise ConfigError(
+            "model.runtime.compile true gives wrong gradients with tensor_parallel (torch 2.13 compiles DTensors so); "
+            "set it to false"
+        )
     for block in model.get_submodule("blocks").children():
         parallelize_module(block, mesh, _block_plan(config))
     # Not by their modules' own forward alone: the loss reads the head's weight, and the embedding's when tied.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lm.errors import ConfigError
 from plugins.strategies.deepspeed import ZeRO
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.hsdp import HSDP
@@ -52,12 +53,39 @@ def test_offload_options_reach_deepspeed() -> None:
         ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "set offload_optimizer: true"),
         ({"zero_optimization": 2}, "must be a section of settings, got 2"),
         ({"zero_optimization": {"sub_group_size": {}}}, "must be a single value"),
+        ({"zero_optimization": {"round_robin_gradients": True}}, "takes parameters for one another in checkpoints"),
     ],
 )
 def test_conflicting_settings_are_refused_in_one_line(config, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         ZeRO(2, config=config)
     assert "\n" not in str(error.value)
+
+
+def test_offload_is_to_memory() -> None:
+    """Checkpoints would lack what DeepSpeed keeps elsewhere."""
+    for stage, name, switch in (
+        (2, "offload_optimizer", "offload_optimizer"),
+        (3, "offload_param", "offload_parameters"),
+    ):
+        with pytest.raises(ValueError, match=f"config.zero_optimization.{name}.device is refused"):
+            ZeRO(stage, **{switch: True}, config={"zero_optimization": {name: {"device": "nvme"}}})
+
+
+def said_of(config) -> str:
+    with pytest.raises(ConfigError) as error:
+        fit(build_trainer(Layout("zero", 1, {"stage": 2, "config": config}), 1), Model())
+    return str(error.value)
+
+
+def test_what_deepspeed_refuses_is_one_line() -> None:
+    """A misspelt key, and settings that do not go together, which it asserts."""
+    for config, message in (
+        ({"zero_optimization": {"sub_grup_size": 5}}, "sub_grup_size Extra inputs"),
+        ({"prescale_gradients": True}, "pre-scale gradients is not yet supported"),
+    ):
+        (said,) = harness.run(said_of, 1, config)
+        assert said.startswith("DeepSpeed refuses the settings of zero: ") and message in said and "\n" not in said
 
 
 @pytest.mark.parametrize("strategy", [FSDP, HSDP])

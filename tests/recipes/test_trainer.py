@@ -14,6 +14,7 @@ from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.callbacks.progress import StepProgress
 from plugins.callbacks.young_checkpoint import YoungCheckpoint
 from recipes import pretrain, trainer
+from recipes.build import build
 from recipes.trainer import RecipeTrainer, check_precision, settle
 from sweeps.config import SweepConfig
 
@@ -28,6 +29,23 @@ def test_settle_picks_only_what_is_left_open(monkeypatch: pytest.MonkeyPatch) ->
     precision, compiled, line = settle("auto", "auto", WIDE, 1e18, "cpu")
     assert (precision, compiled) == ("bf16-mixed", True)
     assert line.startswith("picked bf16-mixed, compiled blocks: the CPU has bf16")
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI.s args parameter")
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_auto_does_not_compile_what_is_cut(monkeypatch: pytest.MonkeyPatch, tensor_parallel: int) -> None:
+    """Compiled blocks have wrong gradients under tensor parallelism, which is refused where it is asked for."""
+    monkeypatch.setattr(trainer, "machine_of", lambda device: Machine(device, True, True))
+    strategy = {"class_path": "plugins.strategies.fsdp.FSDP", "init_args": {"tensor_parallel": tensor_parallel}}
+    built = build(
+        {
+            "tokens": 1e12,
+            "model": {"config": {"vocab_size": 97, "d_model": 512, "n_layers": 2, "n_heads": 8}},
+            "data": {"dir": "nowhere", "sequence_length": 32, "global_batch_tokens": 256},
+            "trainer": {"accelerator": "cpu", "devices": 2, "strategy": strategy, "logger": False},
+        }
+    )
+    assert built.module.runtime.compile is (tensor_parallel == 1)
 
 
 def test_the_trainer_takes_what_was_settled() -> None:
