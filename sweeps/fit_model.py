@@ -46,7 +46,7 @@ class FitModel:
     def loss(self, n_params: float, d_tokens: float, c_flops: float) -> tuple[float, float, float]:
         """Loss of one run in nats per token with the ends of its 95% interval."""
         ends = self.result.forecast_interval(n_params, d_tokens, c_flops)
-        return self.result.expected_loss(n_params, d_tokens, c_flops), ends.low, ends.high
+        return self.result.model.loss_at(n_params, d_tokens, c_flops), ends.low, ends.high
 
     def optimum(self, c_flops: float) -> tuple[float, ...]:
         """N* (parameters), D* (tokens) and the loss there (nats per token) for a budget, each with interval ends."""
@@ -58,7 +58,7 @@ class FitModel:
             n_values, d_values, _ = replicates.decision(c_flops)
             n_ends, d_ends = interval(n_values), interval(d_values)
         ends = self.result.forecast_interval(n, d, c_flops)
-        loss = self.result.expected_loss(n, d, c_flops)
+        loss = self.result.model.loss_at(n, d, c_flops)
         return n, n_ends.low, n_ends.high, d, d_ends.low, d_ends.high, loss, ends.low, ends.high
 
     def predict(self, data: Any, params: Any = None) -> Any:

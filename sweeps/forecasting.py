@@ -151,7 +151,7 @@ def make_forecast(
         if max(n / n_opt, n_opt / n) > FAR_FROM_OPTIMUM:
             flags.append(f"the nearest shape is {n / n_opt:.2g} times N*; add shapes nearer to {quantity(n_opt)}")
     flags += _far_from_grid(c, result)
-    loss = result.expected_loss(n, d, c)
+    loss = result.model.loss_at(n, d, c)
     ends = result.forecast_interval(n, d, c)
     n_ends, d_ends = size_intervals(report.analysis, result, budget)
     error = result.holdout.error_at(c, result.budgets)

@@ -86,14 +86,6 @@ class Result:
     budgets: Array
     bias: Bias | None = None
 
-    def expected_loss(self, n_params: float, d_tokens: float, c_flops: float) -> float:
-        """Loss expected of a planned run, nats per token: the model's, less its known bias (approach 2's loss law)."""
-        loss = self.model.loss_at(n_params, d_tokens, c_flops)
-        if self.replicates is None or self.replicates.scheme != "surface":
-            return loss
-        middle = float(np.nanmedian(self.replicates.loss_at(n_params, d_tokens, c_flops)))
-        return loss if np.isnan(middle) else middle
-
     def size_intervals(self, c_flops: float) -> tuple[Interval, Interval]:
         """95% intervals of N* in parameters and D* in tokens, by the bootstrap."""
         if self.replicates is None:
@@ -104,15 +96,16 @@ class Result:
     def forecast_interval(self, n_params: float, d_tokens: float, c_flops: float, seed: int = 0) -> Interval:
         """95% interval of the loss one planned run will measure.
 
-        Bootstrap of the fitted loss at (N, D), plus the noise of a single run, then widened in quadrature by the
-        holdout errors, scaled to the target's distance from the grid.
+        Spread of the bootstrap around the fitted loss at (N, D), plus the noise of a single run, then widened in
+        quadrature by the holdout errors, scaled to the target's distance from the grid. It is around the fit's own
+        value, as that is what the held-out errors are of: a bias that all budgets share is in them.
         """
         if self.replicates is None:
             return NO_INTERVAL
-        loss = self.replicates.loss_at(n_params, d_tokens, c_flops)
-        noise = np.random.default_rng(seed + 1).standard_normal(len(loss)) * self.replicates.noise_sd
-        drawn = interval(loss * np.exp(noise))
-        centre = self.expected_loss(n_params, d_tokens, c_flops)
+        draws = self.replicates.loss_at(n_params, d_tokens, c_flops)
+        noise = np.random.default_rng(seed + 1).standard_normal(len(draws)) * self.replicates.noise_sd
+        centre = self.model.loss_at(n_params, d_tokens, c_flops)
+        drawn = interval(draws * (centre / np.nanmedian(draws)) * np.exp(noise))
         widening = self.holdout.widening(c_flops, self.budgets)
         wide = widen(drawn, centre, 0.0 if np.isnan(widening) else widening * centre)
         return Interval(max(wide.low, 0.0), wide.high) if wide.low < 0 else wide
@@ -293,7 +286,7 @@ def _decide(result: Result, budget: float, seed: int, laws: HyperparameterLaws |
     model = result.model
     n, d = model.n_opt(budget), model.d_opt(budget)
     decision = Decision(
-        budget, n, d, result.expected_loss(n, d, budget), *result.size_intervals(budget),
+        budget, n, d, result.model.loss_at(n, d, budget), *result.size_intervals(budget),
         result.forecast_interval(n, d, budget, seed), result.holdout.error_at(budget, result.budgets),
     )  # fmt: skip
     if laws is None:

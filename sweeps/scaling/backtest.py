@@ -83,7 +83,7 @@ def _trial(analysis: Analysis, run: Run, largest: float, c: float, minima: tuple
     vertex = next((m.n_opt for m in minima if m.ok and np.isclose(m.budget, c, rtol=1e-9)), float("nan"))
     n_interval, _ = size_intervals(analysis, best, c)
     return Trial(
-        largest, c, best.approach, best.expected_loss(*shape), best.forecast_interval(*shape), run.loss, n_interval,
+        largest, c, best.approach, best.model.loss_at(*shape), best.forecast_interval(*shape), run.loss, n_interval,
         vertex,
     )  # fmt: skip
 

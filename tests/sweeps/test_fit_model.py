@@ -55,7 +55,7 @@ def test_a_fresh_process_gives_the_fits_own_numbers(report: FitReport, tmp_path:
     for result, (losses, optima) in zip(results.values(), answers, strict=True):
         for i, (n, d) in enumerate([(1e9, 2e10), (2e9, 5e10)]):
             ends = result.forecast_interval(n, d, 6 * n * d)
-            expected = [result.expected_loss(n, d, 6 * n * d), ends.low, ends.high]
+            expected = [result.model.loss_at(n, d, 6 * n * d), ends.low, ends.high]
             assert [losses[name][i] for name in fit_model.LOSS_COLUMNS] == pytest.approx(expected, rel=1e-12)
         decision = result.decisions[0]
         assert optima["n_opt"] == pytest.approx([decision.n_opt], rel=1e-12)
