@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sweeps.scaling.analysis import Surface, analyse, widen
 from sweeps.scaling.bootstrap import Interval, choose_scheme, draw_counts, interval
 from sweeps.scaling.bootstrap_isoflop import bootstrap_isoflop, estimate_noise
 from sweeps.scaling.bootstrap_parametric import bootstrap_parametric
-from sweeps.scaling.holdout import rolling
+from sweeps.scaling.holdout import Holdout, rolling
 from sweeps.scaling.isoflop import fit_isoflop
 from sweeps.scaling.optimum import FlopRule, flop_rule
 from sweeps.scaling.parametric import fit_parametric
@@ -133,12 +134,13 @@ def test_forecast_interval_takes_the_holdout_error_in() -> None:
     table = grid(surface(*HOFFMANN), SMALL, sizes=5, spread=3, noise=0.0005)
     result = analyse(table, ["isoflop"], budgets=[1e20, 1e21], bootstrap=200, loss_form="power").results["isoflop"]
     near, far = result.decisions
-    # A power law's miss is known from the fitted surface: it moves the loss.
-    assert abs(near.loss / result.model.loss_opt(1e20) - 1) > 0.01
+    assert near.loss == result.model.loss_opt(1e20)  # a power law's, which bends away from the surface
     assert far.holdout_error > 1.5 * near.holdout_error
     assert near.loss in near.loss_interval and far.loss in far.loss_interval
     truth = surface(*HOFFMANN)(hoffmann_optimum(1e20), 1e20 / 6 / hoffmann_optimum(1e20))
-    assert truth in near.loss_interval
+    assert truth in near.loss_interval and abs(truth / near.loss - 1) > 0.01
+    without = replace(result, holdout=Holdout(())).forecast_interval(near.n_opt, near.d_opt, 1e20)
+    assert truth not in without
 
 
 def test_widen_adds_in_quadrature() -> None:

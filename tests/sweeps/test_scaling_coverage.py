@@ -89,12 +89,14 @@ def test_drawn_surfaces_have_the_spread_of_refitted_ones() -> None:
 
 
 def test_simulated_sweeps_are_covered() -> None:
-    """20 sweeps: wide bounds; the full table is `python -m sweeps.scaling.coverage`."""
+    """12 sweeps: wide bounds; the full table is `python -m sweeps.scaling.coverage`."""
     store = coverage.Store(None, 200)
-    (row,) = coverage.measure(["ratio3"], ["small"], ["isoflop"], 20, 200, 0, 1, store)
-    assert row.sweeps + row.refused == 20 and row.refused <= 2
-    assert all(share >= 0.8 for share in row.held.values())
-    assert row.n_half < 0.6 and row.loss_half < 0.06
+    parabolas, fitted = coverage.measure(["ratio3"], ["small"], ["isoflop", "parametric"], 12, 200, 0, 1, store)
+    for row in (parabolas, fitted):
+        assert row.sweeps + row.refused == 12 and row.refused <= 2
+        assert all(row.held[name] >= 0.75 for name in ("a", "n_opt", "d_opt"))
+        assert row.n_half < 0.6 and row.loss_half < 0.06
+    assert fitted.held["loss"] >= 0.75  # the power law of approach 2 is off here, at 10 times a short sweep
 
 
 def test_what_is_preferred_is_covered_where_no_form_holds() -> None:
