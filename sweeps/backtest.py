@@ -5,7 +5,7 @@ run of each larger budget, up to 30 times beyond, and the 95% intervals are held
 
 Examples:
   python -m sweeps.backtest --runs mlflow:scalewright-scaling
-  python -m sweeps.backtest --runs published.csv --by experiment --columns.budget C_budget --json backtest.json
+  python -m sweeps.backtest --runs published.csv --by experiment --columns.budget C_budget --plot backtest.png
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lm.data.files import plain
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
+from sweeps.backtest_plot import plot_backtest
 from sweeps.fit import check_options, columns_of, near_of, run_columns
 from sweeps.fit_report import aligned, quantity
 from sweeps.records import read_runs
@@ -78,19 +79,11 @@ def trials_text(trials: Sequence[Trial]) -> str:
         ("fitted to", "forecast", "beyond", "approach", "loss, 95%", "measured", "", "N*, 95%", "vertex", "")
     ]
     for t in trials:
-        span = f"{t.loss:.3f} [{t.interval.low:.3f}, {t.interval.high:.3f}]"
+        loss = f"{t.loss:.3f} [{t.interval.low:.3f}, {t.interval.high:.3f}]"
         size = f"{quantity(t.n_interval.low)} to {quantity(t.n_interval.high)}"
-        beyond = f"{t.budget / t.from_budget:.3g}x"
-        row = [
-            f"{t.from_budget:.3g}",
-            f"{t.budget:.3g}",
-            beyond,
-            t.approach,
-            span,
-            f"{t.measured:.3f}",
-            _word(t.inside),
-        ]
-        rows.append((*row, size, quantity(t.n_measured), _word(t.n_inside)))
+        budgets = f"{t.from_budget:.3g}", f"{t.budget:.3g}", f"{t.budget / t.from_budget:.3g}x"
+        held = loss, f"{t.measured:.3f}", _word(t.inside), size, quantity(t.n_measured), _word(t.n_inside)
+        rows.append((*budgets, t.approach, *held))
     return "\n".join(aligned(rows))
 
 
@@ -121,6 +114,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--by", nargs="+", default=[], metavar="COLUMN", help="each value of these columns is one sweep")
     p.add_argument("--bootstrap", type=int, default=400, metavar="K", help="replicates")
     p.add_argument("--json", type=Path, metavar="FILE", help="write every forecast here")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw forecasts and what was measured, a panel a sweep")
     return p
 
 
@@ -134,7 +128,7 @@ def _command(arguments: argparse.Namespace) -> None:
     check_options((), arguments.bootstrap, arguments.seed, None, None)
     if arguments.bootstrap == 0:
         raise ConfigError("--bootstrap is 0; give 2 replicates or more: without intervals there is nothing to test")
-    check_places((arguments.json,))
+    check_places((arguments.json, arguments.plot))
     table = read_runs(arguments.runs, columns_of(arguments), arguments.where, arguments.tracking_uri, arguments.sweep)
     found: dict[str, list[Trial]] = {}
     for name, part in groups(table, arguments.by):
@@ -146,6 +140,8 @@ def _command(arguments: argparse.Namespace) -> None:
         raise FitError("nothing could be forecast; see the lines above")
     shares = {name: share_of(trials) for name, trials in found.items()}
     print(shares_text(shares))
+    if arguments.plot:
+        plot_backtest(found, arguments.plot)
     if arguments.json:
         content = {name: [asdict(t) | {"inside": t.inside} for t in trials] for name, trials in found.items()}
         write_text(arguments.json, json.dumps(plain(content), indent=1))

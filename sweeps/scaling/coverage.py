@@ -29,7 +29,7 @@ import numpy as np
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
-from sweeps.scaling.analysis import Analysis, Result, analyse
+from sweeps.scaling.analysis import Decision, Result, analyse
 from sweeps.scaling.approaches import APPROACHES
 from sweeps.scaling.decided import decided
 from sweeps.scaling.simulated import DESIGNS, Design, simulate
@@ -61,24 +61,19 @@ def one_sweep(
         if result is None:
             out[name] = [None] * len(COLUMNS)
             continue
-        rivals = analysis if name == PREFERRED else None
-        out[name] = _held(surface, target, noise, result, rivals, seed)
+        acted = decided(analysis)[0] if name == PREFERRED else None
+        out[name] = _held(surface, target, noise, result, acted, seed)
     return out
 
 
 def _held(
-    surface: KnownSurface, target: float, noise: float, result: Result, rivals: Analysis | None, seed: int
+    surface: KnownSurface, target: float, noise: float, result: Result, acted: Decision | None, seed: int
 ) -> list[float | None]:
-    """One row of `one_sweep`. With rivals, the run is at the fit's own N* and D*, else at the true ones."""
+    """One row of `one_sweep`. Where it is acted on, the run is at the fit's own N* and D*, else at the true ones."""
     true_n, true_d = float(surface.n_opt(target)), float(surface.d_opt(target))
-    decision = result.decisions[0]
-    if rivals is None:
-        n, d = true_n, true_d
-        of_run = result.forecast_interval(n, d, target, seed)
-    else:
-        n, d = decision.n_opt, decision.d_opt
-        (decision,) = decided(rivals)
-        of_run = decision.loss_interval
+    decision = acted or result.decisions[0]
+    n, d = (decision.n_opt, decision.d_opt) if acted else (true_n, true_d)
+    of_run = acted.loss_interval if acted else result.forecast_interval(n, d, target, seed)
     measured = float(surface.loss(n, d)) * noise
     pairs = [
         (surface.a, result.a_interval), (true_n, decision.n_interval), (true_d, decision.d_interval),

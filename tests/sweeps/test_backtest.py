@@ -55,7 +55,9 @@ def test_command_takes_sweeps_apart_and_counts(tmp_path: Path, capsys: pytest.Ca
     runs, out = tmp_path / "runs.csv", tmp_path / "backtest.json"
     runs.write_text("\n".join(lines).replace("np.float64(", "").replace(")", ""))
     options = ["--runs", str(runs), "--columns.budget", "C_budget", "--bootstrap", "60"]
-    assert command.main([*options, "--by", "family", "--json", str(out)]) == 0
+    drawn = tmp_path / "figures" / "backtest.png"
+    assert command.main([*options, "--by", "family", "--json", str(out), "--plot", str(drawn)]) == 0
+    assert drawn.read_bytes()[:4] == b"\x89PNG" and drawn.stat().st_size > 10_000
     said = capsys.readouterr().out
     assert "short: 3 budgets; forecasting one from 4 smaller ones needs 5" in said
     assert "| long | 1 of 1 | 1 of 1 |" in said and "10x" not in said
