@@ -9,8 +9,10 @@ from lm.data.files import DataError
 
 
 def slow_square(n: int, log: str) -> int:
-    """The first ones take longest; tells who ran."""
-    time.sleep(0.05 if n < 2 else 0)
+    """Number 0 ends after number 1 has, which another process must have taken; tells who ran."""
+    late = time.monotonic() + 60
+    while n == 0 and not (Path(log).exists() and Path(log).read_text()) and time.monotonic() < late:
+        time.sleep(0.01)
     with open(log, "a") as file:
         file.write(f"{os.getpid()} {n}\n")
     return n * n
