@@ -23,8 +23,7 @@ from sweeps.plot_style import (
     size_ticks,
 )  # fmt: skip
 from sweeps.scaling.analysis import Analysis, Result
-from sweeps.scaling.approaches import Replicates
-from sweeps.scaling.bootstrap import interval
+from sweeps.scaling.bootstrap import Interval
 from sweeps.scaling.isoflop import Minimum
 from sweeps.scaling.table import Array, RunTable
 
@@ -156,20 +155,24 @@ def _band(axis: Any, result: Result, c: Array, panel: int) -> None:
     label = f"{result.approach}: {exponent} = {getattr(result, exponent):.3f}" if exponent else result.approach
     axis.plot(c, [value(float(x)) for x in c], "-", lw=1.8, color=colour, label=label)
     if result.replicates is not None:
-        low, high = _ends(result.replicates, c)[panel]
+        low, high = _ends(result, c)[panel]
         axis.fill_between(c, low, high, color=colour, alpha=0.15, lw=0)
 
 
-def _ends(replicates: Replicates, c: Array) -> Array:
-    """[3, 2, budgets] ends of the intervals of N*, D* and loss; the panels of a fit's figures share them."""
-    key = (id(replicates), c.tobytes())
-    if key not in _KEPT or _KEPT[key][0] is not replicates:  # an id may come back
-        drawn = [[interval(of_one) for of_one in replicates.decision(float(x))] for x in c]
+def _ends(result: Result, c: Array) -> Array:
+    """[3, 2, budgets] ends of the intervals of N*, D* and of a run's loss there; a fit's figures share them."""
+    key = (id(result), c.tobytes())
+    if key not in _KEPT or _KEPT[key][0] is not result:  # an id may come back
+        drawn = [[*result.size_intervals(x), _loss_interval(result, x)] for x in map(float, c)]
         ends = np.array([[[i.low, i.high] for i in at_c] for at_c in drawn]).transpose(1, 2, 0)
         if len(_KEPT) >= KEEP:
             _KEPT.pop(next(iter(_KEPT)))
-        _KEPT[key] = replicates, ends
+        _KEPT[key] = result, ends
     return _KEPT[key][1]
+
+
+def _loss_interval(result: Result, c_flops: float) -> Interval:
+    return result.forecast_interval(result.model.n_opt(c_flops), result.model.d_opt(c_flops), c_flops)
 
 
 def _marker(axis: Any, marker: Marker, panel: int) -> None:
@@ -187,4 +190,4 @@ def _marker(axis: Any, marker: Marker, panel: int) -> None:
     axis.plot([marker.c_flops], [marker.loss], shape, label=marker.label, **style)
 
 
-_KEPT: dict[tuple[int, bytes], tuple[Replicates, Array]] = {}
+_KEPT: dict[tuple[int, bytes], tuple[Result, Array]] = {}
