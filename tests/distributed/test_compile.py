@@ -15,6 +15,7 @@ LAYOUTS = [
     Layout("ddp", 2),
     Layout("fsdp", 2),
     Layout("zero2", 2),
+    Layout("zero3", 2),
     Layout("fsdp", 2, {"context_parallel": 2}, "cp2"),
 ]
 
@@ -22,9 +23,10 @@ LAYOUTS = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_compiled_blocks_equal_plain_ones_of_one_process(tmp_path: Path, layout: Layout) -> None:
+@pytest.mark.parametrize("recomputed", ["none", "selective"])
+def test_compiled_blocks_equal_plain_ones_of_one_process(tmp_path: Path, layout: Layout, recomputed: str) -> None:
     data = jobs.write_data(tmp_path / "data")
     (reference,) = harness.run(jobs.recipe_run, 1, SINGLE, data, steps=3)
-    compiled = {"steps": 3, "runtime": RuntimeConfig(compile=True), "timeout_seconds": 600}
-    for rows in harness.run(jobs.recipe_run, 2, layout, data, **compiled):
+    runtime = RuntimeConfig(compile=True, activation_checkpointing=recomputed)
+    for rows in harness.run(jobs.recipe_run, 2, layout, data, steps=3, runtime=runtime, timeout_seconds=600):
         jobs.assert_same(rows, reference)
