@@ -11,7 +11,6 @@ numpy, scipy, pandas and MLflow are enough to load it.
 from __future__ import annotations
 
 import ast
-import math
 import shutil
 import tempfile
 import warnings
@@ -21,7 +20,6 @@ from typing import Any
 
 from sweeps.scaling import store
 from sweeps.scaling.analysis import Result
-from sweeps.scaling.bootstrap import Interval, interval
 from sweeps.scaling.optimum import FlopRule, flop_rule
 from sweeps.scaling.table import FitError, RunTable
 
@@ -50,15 +48,11 @@ class FitModel:
 
     def optimum(self, c_flops: float) -> tuple[float, ...]:
         """N* (parameters), D* (tokens) and the loss there (nats per token) for a budget, each with interval ends."""
-        model, replicates = self.result.model, self.result.replicates
+        model = self.result.model
         n, d = model.n_opt(c_flops), model.d_opt(c_flops)
-        nothing = Interval(math.nan, math.nan)
-        n_ends = d_ends = nothing
-        if replicates is not None:
-            n_values, d_values, _ = replicates.decision(c_flops)
-            n_ends, d_ends = interval(n_values), interval(d_values)
+        n_ends, d_ends = self.result.size_intervals(c_flops)
         ends = self.result.forecast_interval(n, d, c_flops)
-        loss = self.result.model.loss_at(n, d, c_flops)
+        loss = model.loss_at(n, d, c_flops)
         return n, n_ends.low, n_ends.high, d, d_ends.low, d_ends.high, loss, ends.low, ends.high
 
     def predict(self, data: Any, params: Any = None) -> Any:

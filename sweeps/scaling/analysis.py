@@ -103,6 +103,8 @@ class Result:
         if self.replicates is None:
             return NO_INTERVAL
         draws = self.replicates.loss_at(n_params, d_tokens, c_flops)
+        if not np.isfinite(draws).any():
+            return NO_INTERVAL
         noise = np.random.default_rng(seed + 1).standard_normal(len(draws)) * self.replicates.noise_sd
         centre = self.model.loss_at(n_params, d_tokens, c_flops)
         drawn = interval(draws * (centre / np.nanmedian(draws)) * np.exp(noise))
@@ -223,8 +225,9 @@ def _result(
     holdout = _holdout(approach, table, minima, options, flags)
     if holdout.relative_error > LARGEST_ERROR:
         raise FitError(f"it misses what it has not seen by over {LARGEST_ERROR:.0%}: these runs follow no such law")
-    draws = (NO_INTERVAL,) * 3 if replicates is None else map(interval, (replicates.a, replicates.b, replicates.e))
-    a_ends, b_ends, e_ends = draws
+    a_ends = b_ends = e_ends = NO_INTERVAL
+    if replicates is not None:
+        a_ends, b_ends, e_ends = interval(replicates.a), interval(replicates.b), interval(replicates.e)
     result = Result(
         approach=approach.name,
         a=model.a,

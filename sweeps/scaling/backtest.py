@@ -88,8 +88,8 @@ def _trial(analysis: Analysis, run: Run, largest: float, c: float, minima: tuple
     )  # fmt: skip
 
 
-def _runs(table: RunTable, c: float) -> list[Run]:
-    return [run for run, budget in zip(table.runs, table.budget, strict=True) if np.isclose(budget, c, rtol=1e-9)]
+def _runs(table: RunTable, c: float) -> tuple[Run, ...]:
+    return table.where(np.isclose(table.budget, c, rtol=1e-9)).runs
 
 
 def _vertices(table: RunTable, near: int | None) -> tuple[Minimum, ...]:
