@@ -6,6 +6,9 @@ own, because accelerate, autocast and the allocator keep settings for a whole pr
 steps each, in an order that rotates, so that a machine whose speed drifts is fair to all. A side that is not named in
 --sides is left out; "recipe-bf16" and "recipe-fp32" are the recipe told what to use, without compilation.
 
+"matmul_share" is the part of a side's turn that matrix products take, in one profiled turn after the others: 1 over it
+is the most by which anything that keeps that side's matrix products and their precision could be faster.
+
 Examples:
   python -m recipes.bench peers
   python -m recipes.bench peers --rounds 5 --sequences 2 --sides recipe hf-fp32
@@ -18,6 +21,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -56,7 +60,7 @@ def run(argv: list[str]) -> dict[str, Any]:
     if options.sides[0].startswith("hf"):
         raise ConfigError(f"--sides begins with the side that the others are held against, got {options.sides[0]}")
     loads = [os.getloadavg()[0]]
-    seconds, notes = measure(options)
+    seconds, notes, shares = measure(options)
     loads.append(os.getloadavg()[0])
     first = options.sides[0]
     step_tokens = options.steps * options.sequences * options.sequence_length
@@ -68,6 +72,7 @@ def run(argv: list[str]) -> dict[str, Any]:
             for suffix, value in _ratios(seconds[first], seconds[side]).items()
         },
         "tokens_per_s": {side: round(step_tokens / statistics.median(seconds[side])) for side in options.sides},
+        "matmul_share": shares,
         "picked": notes[first],
         "load_average": [round(load, 1) for load in loads],
         "cpu": _cpu_facts(),
@@ -96,8 +101,8 @@ def _cpu_facts() -> dict[str, Any]:
     }
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of each turn by side, after one that warms up; and what each side says of itself."""
+def measure(options: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, str], dict[str, float]]:
+    """Seconds of each turn by side, after one that warms up; what each side says of itself; its share of products."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = {}, []
@@ -117,25 +122,34 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, list[float]], dict[s
                     took = pipes[side].recv()
                     if turn > 0:
                         seconds[side].append(took)
-            notes = {}
+                if turn > 0:
+                    last = ", ".join(f"{side} {seconds[side][-1]:.2f} s" for side in options.sides)
+                    print(f"round {turn} of {options.rounds}: {last}", file=sys.stderr, flush=True)
+            notes, shares = {}, {}
             for side in options.sides:
                 pipes[side].send("note")
                 notes[side] = pipes[side].recv()
+                pipes[side].send("profile")
+                shares[side] = round(pipes[side].recv(), 3)
         except EOFError:
             raise RuntimeError("a side of the benchmark died; its traceback is above") from None
         finally:
             for process in processes:
                 process.kill()  # Lightning would take a gentler signal as a wish to stop after the step
                 process.join()
-    return seconds, notes
+    return seconds, notes, shares
 
 
 class Turns:
-    """One side's end of the pipe: between steps it waits for its turn and reports how long the last one took."""
+    """One side's end of the pipe: between steps it waits for its turn and reports how long the last one took.
+
+    A turn that is to be profiled reports its share of matrix products in place of seconds.
+    """
 
     def __init__(self, pipe: Any, steps: int, note: str):
         self.pipe, self.steps, self.note = pipe, steps, note
         self.done, self.started = 0, 0.0
+        self.profiler: Any = None
 
     def before_training(self) -> None:
         self.pipe.send("ready")
@@ -144,13 +158,32 @@ class Turns:
     def after_step(self) -> None:
         self.done += 1
         if self.done % self.steps == 0:
-            self.pipe.send(time.perf_counter() - self.started)
+            self.pipe.send(self._finish())
             self._wait()
 
+    def _finish(self) -> float:
+        if self.profiler is None:
+            return time.perf_counter() - self.started
+        self.profiler.stop()
+        profiler, self.profiler = self.profiler, None
+        return matmul_share(profiler.key_averages())
+
     def _wait(self) -> None:
-        while self.pipe.recv() == "note":
+        while (word := self.pipe.recv()) == "note":
             self.pipe.send(self.note)
+        if word == "profile":
+            from torch.profiler import ProfilerActivity, profile
+
+            self.profiler = profile(activities=[ProfilerActivity.CPU])
+            self.profiler.start()
         self.started = time.perf_counter()
+
+
+def matmul_share(averages: Any) -> float:
+    """Of the CPU time in torch.profiler's averages, the part inside matrix products (attention's kernels apart)."""
+    products = ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise")
+    inside = sum(event.self_cpu_time_total for event in averages if event.key in products)
+    return float(inside / sum(event.self_cpu_time_total for event in averages))
 
 
 def _side(side: str, pipe: Any, options: argparse.Namespace, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from lm.config import ModelConfig
 from lm.errors import ConfigError
 from lm.plan import count_parameters
-from recipes.bench_peers import _ratios, build_parser, run
+from recipes.bench_peers import _ratios, build_parser, matmul_share, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +41,19 @@ def test_the_first_side_is_ours() -> None:
         run(["--sides", "hf-fp32", "recipe"])
 
 
+def test_the_share_of_matrix_products_is_that_of_the_profile() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    large, small = torch.randn(700, 700), torch.randn(4, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as products:
+        large @ large
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as others:
+        small @ small
+        large.exp()
+    assert matmul_share(products.key_averages()) > 0.8 > 0.5 > matmul_share(others.key_averages()) > 0
+
+
 @pytest.mark.slow
 def test_all_sides_take_turns() -> None:
     shape = ["--d-model", "64", "--n-layers", "1", "--sequence-length", "32", "--vocab-size", "300"]
@@ -51,4 +64,7 @@ def test_all_sides_take_turns() -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     assert set(result["tokens_per_s"]) == {"recipe", "hf-fp32", "hf-bf16"}
     assert len(result["recipe_over_hf-bf16_each"]) == 3 and result["recipe_over_hf-fp32"] > 0
+    assert set(result["matmul_share"]) == set(result["tokens_per_s"])
+    assert all(0 < share < 1 for share in result["matmul_share"].values())
+    assert "round 3 of 3: recipe" in done.stderr
     assert result["picked"].startswith("picked 32-true, no compilation: d_model 64")
