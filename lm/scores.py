@@ -55,7 +55,8 @@ def _visible(packing: Packing, B: int, T: int, device: torch.device) -> Tensor:
         return visible
     if packing.backend in ("documents", "flash"):
         lengths = torch.tensor(packing.lengths) if packing.cumulative is None else packing.cumulative.diff()
-        ids = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths.to(device)).view(B, T)
+        documents = torch.arange(len(lengths), device=device)
+        ids = torch.repeat_interleave(documents, lengths.to(device), output_size=B * T).view(B, T)  # known: no wait
         mask = document_mask(ids)
     else:
         mask = packing.mask
