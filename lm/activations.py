@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-_aten = torch.ops.aten
-# Matrix products and attention; the rest of a block (norms, RoPE, SwiGLU's product) is cheap to compute again.
+# Matrix products and attention; the rest of a block (norms, RoPE, SwiGLU's product) is cheap to compute again. By name:
+# not every one exists on every machine.
 _KEPT = frozenset(
     {
-        _aten.mm.default,
-        _aten._scaled_dot_product_flash_attention.default,
-        _aten._scaled_dot_product_flash_attention_for_cpu.default,
-        _aten._scaled_dot_product_efficient_attention.default,
-        _aten._scaled_dot_product_cudnn_attention.default,
+        "aten::mm",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "flash_attn::_flash_attn_varlen_forward",
+        "inductor_compiled_code",  # FlexAttention, the one function that is compiled inside a block (lm/attention.py)
     }
 )
 
@@ -38,4 +40,5 @@ def run_block(block: nn.Module, kind: str, *inputs: Any) -> Tensor:
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    """Of a torch operator with its overload, or of a higher-order operator."""
+    return CheckpointPolicy.MUST_SAVE if operation.name() in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE

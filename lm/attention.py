@@ -204,7 +204,8 @@ def _plain_flex() -> Callable[..., Any]:
 
 @lru_cache(maxsize=1)
 def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(_plain_flex(), dynamic=False)
+    # Wrapped, so that selective checkpointing sees one operation and can keep its result.
+    return torch.compile(_plain_flex(), dynamic=False, options={"wrap_inductor_compiled_regions": True})
 
 
 @lru_cache(maxsize=4)  # the same function each time: another one would compile anew
