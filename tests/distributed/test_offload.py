@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from lm.config import ModelConfig
 from lm.errors import ConfigError
+from lm.module import LlamaModule
+from plugins.strategies import agreement
 from plugins.strategies.deepspeed import ZeRO
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.hsdp import HSDP
+from plugins.strategies.single import Single
 from tests.distributed import harness, jobs
 from tests.distributed.scenario import SINGLE, Layout, Model, build_trainer, fit
 from tests.distributed.test_parity import assert_close
@@ -94,3 +101,25 @@ def test_cpu_offload_is_refused_without_cuda(strategy) -> None:
     with pytest.raises(ValueError, match="cpu_offload needs CUDA, this run is on cpu") as error:
         fit(trainer, Model())
     assert "\n" not in str(error.value)
+
+
+def test_an_offloaded_norm_is_exchanged_from_the_device(monkeypatch) -> None:
+    """DeepSpeed hands it out on the CPU, from which NCCL sends nothing."""
+    strategy, seen = Single(), []
+    strategy.parallel_devices = [torch.device("meta")]
+    strategy._lightning_module = SimpleNamespace(step_loss=0.5)
+    strategy.guards = [lambda norm, loss: False]
+    monkeypatch.setattr(agreement, "agree", lambda norm, loss: seen.append(norm.device.type) or (1.0, 0.5))
+    assert not strategy._must_skip(torch.tensor(1.0), None)
+    assert seen == ["meta"]
+
+
+def test_validation_sums_lie_where_losses_do_and_not_where_parameters_are_kept() -> None:
+    module = LlamaModule(ModelConfig(50, 32, 1, 2))
+    module.model = SimpleNamespace()
+    sets = SimpleNamespace(validation_sets=["a", "b"])
+    module._trainer = SimpleNamespace(
+        global_step=0, datamodule=sets, strategy=SimpleNamespace(root_device=torch.device("meta"))
+    )
+    module.on_validation_epoch_start()
+    assert module.device.type == "cpu" and module._validation_sums.device.type == "meta"
