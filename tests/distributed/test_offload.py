@@ -14,6 +14,7 @@ from plugins.strategies import agreement
 from plugins.strategies.deepspeed import ZeRO
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.hsdp import HSDP
+from plugins.strategies.parts import Part, gradient_parts
 from plugins.strategies.single import Single
 from tests.distributed import harness, jobs
 from tests.distributed.scenario import SINGLE, Layout, Model, build_trainer, fit
@@ -103,6 +104,13 @@ def test_cpu_offload_is_refused_without_cuda(strategy) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("strategy", [FSDP, HSDP])
+def test_cpu_offload_needs_a_backend_for_the_cpu(strategy) -> None:
+    assert strategy(cpu_offload=True)._process_group_backend == "cpu:gloo,cuda:nccl"
+    with pytest.raises(ConfigError, match=r"which nccl does not reach; leave process_group_backend out$"):
+        strategy(cpu_offload=True, process_group_backend="nccl")
+
+
 def test_an_offloaded_norm_is_exchanged_from_the_device(monkeypatch) -> None:
     """DeepSpeed hands it out on the CPU, from which NCCL sends nothing."""
     strategy, seen = Single(), []
@@ -123,3 +131,14 @@ def test_validation_sums_lie_where_losses_do_and_not_where_parameters_are_kept()
     )
     module.on_validation_epoch_start()
     assert module.device.type == "cpu" and module._validation_sums.device.type == "meta"
+
+
+def test_offloaded_gradients_are_read_after_they_have_arrived(monkeypatch) -> None:
+    flat = torch.zeros(4)
+    flat.grad = torch.zeros(4)
+    zero = SimpleNamespace(averaged_gradients={}, bit16_groups=[[]], single_partition_of_fp32_groups=[flat])
+    strategy = SimpleNamespace(_zero_optimizer=lambda: zero)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: flat.grad.fill_(2.0))
+    ((part, gradient),) = gradient_parts(strategy, {flat: [Part("a", 0, 4)]})
+    assert part.name == "a" and gradient.sum() == 8
