@@ -174,7 +174,8 @@ class LlamaModule(LightningModule):
         self._set_rope(max(trainer.global_step or self.checkpoint_step, 1) - 1)  # as the last step was trained
         sets = len(trainer.datamodule.validation_sets)
         # nats, labelled tokens and their bytes per loader; fp64 because counts pass 2^24
-        self._validation_sums = torch.zeros(sets, 3, dtype=torch.float64, device=self.device)
+        device = trainer.strategy.root_device  # self.device is where parameters are kept: CPU when they are offloaded
+        self._validation_sums = torch.zeros(sets, 3, dtype=torch.float64, device=device)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
         nll = self.model(batch["input_ids"], batch["document_ids"], batch["labels"])

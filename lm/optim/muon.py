@@ -167,7 +167,8 @@ class MuonAdamW(torch.optim.AdamW):
         elif isinstance(direction, DTensor):
             whole = _orthogonal(direction.full_tensor(), group)
             own = distribute_tensor(whole, direction.device_mesh, direction.placements, src_data_rank=None)
-            parameter.add_(own, alpha=-_rate(direction.shape, group))
+            # The parameter's device is not the mesh's when parameters are offloaded.
+            parameter.add_(own.to(parameter.device), alpha=-_rate(direction.shape, group))
         else:
             parameter.add_(_orthogonal(direction, group), alpha=-_rate(direction.shape, group))
 

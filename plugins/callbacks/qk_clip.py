@@ -120,6 +120,5 @@ def scale_rows(items: list[tuple[Tensor, Tensor]]) -> None:
         whole = factor[:, None].to(parameter.dtype)
         if isinstance(parameter, DTensor):
             whole = whole.expand(parameter.shape).contiguous()
-            parameter.mul_(distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None))
-        else:
-            parameter.mul_(whole)
+            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.mul_(whole.to(parameter.device))  # which is not the mesh's when parameters are offloaded

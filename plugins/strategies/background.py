@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -56,7 +57,9 @@ class BackgroundSaver:
         data = checkpoint_io.serialize(rest, path)
         staged = stage(tensors)
         # No daemon: a process that ends by itself finishes the write first.
-        arguments = (staged, data, path, step, options)
+        # A thread starts on device 0, where torch's writer would open a context of its own on every rank.
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        arguments = (staged, data, path, step, options, device)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint")
         self._thread.start()
 
@@ -66,8 +69,18 @@ class BackgroundSaver:
             self._thread.join()
             self._thread = None
 
-    def _write(self, tensors: dict[str, Tensor], data: bytes, path: Path, step: int, options: InBackground) -> None:
+    def _write(
+        self,
+        tensors: dict[str, Tensor],
+        data: bytes,
+        path: Path,
+        step: int,
+        options: InBackground,
+        device: int | None,
+    ) -> None:
         try:
+            if device is not None:
+                torch.cuda.set_device(device)
             checkpoint_io.write(tensors, data, path, step, self._group)
             if options.then is not None and collectives.rank() == 0:
                 options.then()

@@ -67,6 +67,11 @@ class FSDP(Portable, ModelParallelStrategy):
         check_size(self.strategy_name, context_parallel)
         if tensor_parallel < 1:
             raise ConfigError(f"{self.strategy_name} tensor_parallel must be at least 1, got {tensor_parallel}")
+        if cpu_offload and process_group_backend == "nccl":
+            raise ConfigError(
+                f"{self.strategy_name} cpu_offload sums norms in CPU memory, which nccl does not reach; leave "
+                "process_group_backend out"
+            )
         if cpu_offload and process_group_backend is None:
             process_group_backend = "cpu:gloo,cuda:nccl"  # norms of gradients are summed where the gradients are
         super().__init__(process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_seconds))

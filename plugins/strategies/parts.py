@@ -142,6 +142,8 @@ def _zero_gradients(zero: Any, index: int) -> Iterable[Tensor]:
     if tensors is not None:
         return tensors
     grad = flat_groups(zero)[index][1].grad  # an offloaded optimizer
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # DeepSpeed copies gradients to the CPU without waiting
     return [] if grad is None else [grad]
 
 

@@ -157,7 +157,8 @@ class Portable(_Base):
             if not finite:
                 rank_zero_warn(f"skipped an optimizer step: gradient norm {float(norm)}")
             return not finite
-        norm_value, loss_value = agreement.agree(norm, self._step_loss(result))
+        # An offloaded optimizer's norm is on the CPU, and NCCL exchanges only what is on the device.
+        norm_value, loss_value = agreement.agree(norm.to(self.root_device), self._step_loss(result))
         decisions = [guard(norm_value, loss_value) for guard in self.guards]  # all of them: guards keep statistics
         return any(decisions) or not math.isfinite(norm_value)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed.checkpoint as dcp
 from lightning.pytorch import Callback
 
 from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.strategies import checkpoint
-from plugins.strategies.background import InBackground
+from plugins.strategies.background import BackgroundSaver, InBackground
 from tests.distributed import harness, jobs
 from tests.distributed.scenario import SINGLE, TENSOR_LAYOUTS, Layout, Model, build_trainer, fit
 
@@ -146,3 +147,16 @@ def test_a_kill_during_the_write_leaves_the_checkpoint_before_it(layout: Layout,
     assert newest is not None and newest.name == "step-00000002"
     resumed = harness.run(jobs.resume, layout.world_size, layout, newest)[0]
     assert len(resumed["losses"]) == jobs.STEPS - 2
+
+
+def test_the_writing_thread_works_on_the_rank_s_device(monkeypatch, tmp_path) -> None:
+    """Another thread's current CUDA device is 0 at first: each rank would open a context there."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: seen.append((index, threading.current_thread().name)))
+    saver = BackgroundSaver()
+    saver.start({"param/a": torch.ones(2)}, {}, tmp_path / "saved", 1, InBackground())
+    saver.wait()
+    assert saver.failures == 0 and (tmp_path / "saved").is_dir()
+    assert seen == [(3, "checkpoint")]

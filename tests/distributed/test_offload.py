@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from lm.config import ModelConfig
 from lm.errors import ConfigError
+from lm.module import LlamaModule
+from plugins.strategies import agreement
 from plugins.strategies.deepspeed import ZeRO
 from plugins.strategies.fsdp import FSDP
 from plugins.strategies.hsdp import HSDP
+from plugins.strategies.parts import Part, gradient_parts
+from plugins.strategies.single import Single
 from tests.distributed import harness, jobs
 from tests.distributed.scenario import SINGLE, Layout, Model, build_trainer, fit
 from tests.distributed.test_parity import assert_close
@@ -94,3 +102,43 @@ def test_cpu_offload_is_refused_without_cuda(strategy) -> None:
     with pytest.raises(ValueError, match="cpu_offload needs CUDA, this run is on cpu") as error:
         fit(trainer, Model())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("strategy", [FSDP, HSDP])
+def test_cpu_offload_needs_a_backend_for_the_cpu(strategy) -> None:
+    assert strategy(cpu_offload=True)._process_group_backend == "cpu:gloo,cuda:nccl"
+    with pytest.raises(ConfigError, match=r"which nccl does not reach; leave process_group_backend out$"):
+        strategy(cpu_offload=True, process_group_backend="nccl")
+
+
+def test_an_offloaded_norm_is_exchanged_from_the_device(monkeypatch) -> None:
+    """DeepSpeed hands it out on the CPU, from which NCCL sends nothing."""
+    strategy, seen = Single(), []
+    strategy.parallel_devices = [torch.device("meta")]
+    strategy._lightning_module = SimpleNamespace(step_loss=0.5)
+    strategy.guards = [lambda norm, loss: False]
+    monkeypatch.setattr(agreement, "agree", lambda norm, loss: seen.append(norm.device.type) or (1.0, 0.5))
+    assert not strategy._must_skip(torch.tensor(1.0), None)
+    assert seen == ["meta"]
+
+
+def test_validation_sums_lie_where_losses_do_and_not_where_parameters_are_kept() -> None:
+    module = LlamaModule(ModelConfig(50, 32, 1, 2))
+    module.model = SimpleNamespace()
+    sets = SimpleNamespace(validation_sets=["a", "b"])
+    module._trainer = SimpleNamespace(
+        global_step=0, datamodule=sets, strategy=SimpleNamespace(root_device=torch.device("meta"))
+    )
+    module.on_validation_epoch_start()
+    assert module.device.type == "cpu" and module._validation_sums.device.type == "meta"
+
+
+def test_offloaded_gradients_are_read_after_they_have_arrived(monkeypatch) -> None:
+    flat = torch.zeros(4)
+    flat.grad = torch.zeros(4)
+    zero = SimpleNamespace(averaged_gradients={}, bit16_groups=[[]], single_partition_of_fp32_groups=[flat])
+    strategy = SimpleNamespace(_zero_optimizer=lambda: zero)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: flat.grad.fill_(2.0))
+    ((part, gradient),) = gradient_parts(strategy, {flat: [Part("a", 0, 4)]})
+    assert part.name == "a" and gradient.sum() == 8

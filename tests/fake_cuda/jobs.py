@@ -22,8 +22,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lm import attention
 from lm.config import ModelConfig, MuPConfig, RuntimeConfig
@@ -156,6 +160,25 @@ def evaluation() -> None:
     assert nats.device.type == "cpu" and nats.dtype == torch.float64 and nats.shape == (B, T)
 
 
+def offloaded() -> None:
+    """Parameters in CPU memory, cut over a mesh of CUDA devices, as fully_shard's cpu_offload leaves them."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with unset_fake_temporarily():  # a mesh reads its own numbers
+            mesh = DeviceMesh("cuda", [0, 1])
+        kept = DTensor.from_local(torch.zeros(64, 128, device="cuda"), mesh, [Shard(0)], run_check=False).to("cpu")
+        matrix = torch.nn.Parameter(kept)
+        matrix.grad = torch.ones_like(matrix)
+        optimizer = make_optimizer(on_device(MODEL), MODEL, OptimConfig(name="muon"))
+        (group,) = (group for group in optimizer.param_groups if group["optimizer"] == "muon")
+        group["params"] = [matrix]
+        optimizer.step()
+        scale_rows([(matrix, torch.ones(128, device="cuda"))])  # scores are seen on the device
+        assert matrix.to_local().device.type == "cpu"
+    finally:
+        dist.destroy_process_group()
+
+
 def catches() -> None:
     """What the other jobs rely on: a tensor left on the CPU is found in forward and in backward."""
     model = on_device(MODEL)
@@ -169,7 +192,7 @@ def catches() -> None:
     assert isinstance(table, FakeTensor)
 
 
-JOBS: tuple[Callable[[], None], ...] = (catches, backends, optimizers, recomputation, qk_clip, evaluation)
+JOBS: tuple[Callable[[], None], ...] = (catches, backends, optimizers, recomputation, qk_clip, evaluation, offloaded)
 
 
 def main() -> None:
