@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm.data.order import WEIGHT_TOLERANCE, DataOrder
+from lm.data.blocks import WEIGHT_TOLERANCE
+from lm.data.order import DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
 from lm.data.slices import SlicedStream, base_of, slice_of
