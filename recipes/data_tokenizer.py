@@ -103,7 +103,7 @@ def _identifier() -> tuple[Callable[[str], str] | None, str]:
 
 def format_report(report: TokenizerReport) -> str:
     """The report as aligned text."""
-    from lm.data.epochs import aligned
+    from lm.columns import aligned
     from lm.data.tokenizer_report import COVERED, MAX_COST
 
     numbers = ("documents", "tokens", "bytes/token", "characters/token", "tokens/word", "single byte, %", "partial, %")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm.data.epochs import aligned
+from lm.columns import aligned
 from lm.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import logging
 import sys
 import warnings
 
-from lm.optim.table import aligned, parameter_table
+from lm.columns import aligned
+from lm.optim.table import parameter_table
 from recipes.command import command_parser, exit_status
 
 
@@ -41,7 +42,7 @@ def _print(run: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=1))
     else:
-        print(aligned([header, *rows]))
+        print(aligned([header, *rows], text_columns=None))
 
 
 if __name__ == "__main__":

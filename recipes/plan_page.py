@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
-from lm.data.epochs import aligned
+from lm.columns import aligned
 
 Plan = Mapping[str, Any]
 

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lm.columns import aligned
 from lm.data.files import plain
 from lm.errors import ConfigError
 from recipes.command import command_parser, exit_status
 from recipes.files import check_places, write_text
 from sweeps.backtest_plot import plot_backtest
 from sweeps.fit import check_options, columns_of, near_of, run_columns
-from sweeps.fit_report import aligned, quantity
+from sweeps.fit_report import quantity
 from sweeps.records import read_runs
 from sweeps.scaling.backtest import Trial, backtest
 from sweeps.scaling.table import FitError, RunTable
@@ -84,7 +85,7 @@ def trials_text(trials: Sequence[Trial]) -> str:
         budgets = f"{t.from_budget:.3g}", f"{t.budget:.3g}", f"{t.budget / t.from_budget:.3g}x"
         held = loss, f"{t.measured:.3f}", _word(t.inside), size, quantity(t.n_measured), _word(t.n_inside)
         rows.append((*budgets, t.approach, *held))
-    return "\n".join(aligned(rows))
+    return aligned(rows, text_columns=None)
 
 
 def _word(inside: bool | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lm.columns import aligned
 from lm.data.files import plain
 from sweeps.scaling.analysis import NOTE, Analysis, Decision, Result
 from sweeps.scaling.bootstrap import Interval
@@ -156,7 +157,7 @@ def _exponents(report: FitReport) -> list[str]:
                 f"{last.error:+.2%}" if last else "-",
             )
         )
-    return aligned(rows) + [f"{name} refused: {why}" for name, why in report.analysis.refused.items()]
+    return [_table(rows)] + [f"{name} refused: {why}" for name, why in report.analysis.refused.items()]
 
 
 def _decisions(report: FitReport) -> list[str]:
@@ -169,7 +170,7 @@ def _decisions(report: FitReport) -> list[str]:
     other = second_opinion(report.analysis, report.best)
     also = f"; the size also by {other.approach}, which reads it off the measured minima" if other else ""
     return [
-        *aligned(rows),
+        _table(rows),
         f"to act on: {report.best.approach}, preferred for its holdout error{also}",
         *_rates(report),
     ]
@@ -200,7 +201,7 @@ def _rates(report: FitReport) -> list[str]:
             for d in result.decisions
             if math.isfinite(d.lr)
         ]
-    return ["", *aligned(rows)] if len(rows) > 1 else []
+    return ["", _table(rows)] if len(rows) > 1 else []
 
 
 def _convention_lines(report: FitReport) -> list[str]:
@@ -219,7 +220,7 @@ def _convention_lines(report: FitReport) -> list[str]:
         for c in found
     ]
     limits = dict.fromkeys(c.limit for c in found if c.limit)
-    return ["", *aligned(rows), *(f"* no answer, only what counting does to it: {limit}" for limit in limits)]
+    return ["", _table(rows), *(f"* no answer, only what counting does to it: {limit}" for limit in limits)]
 
 
 def _notes(report: FitReport) -> list[str]:
@@ -245,9 +246,8 @@ def _bias_line(name: str, result: Result) -> str:
     )
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    return aligned(rows, text_columns=None)
 
 
 def grouped(lines: Sequence[str], few: int = 2) -> list[str]:

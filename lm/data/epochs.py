@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm.data.order import WEIGHT_TOLERANCE, DataOrder
+from lm.columns import aligned
+from lm.data.blocks import WEIGHT_TOLERANCE
+from lm.data.order import DataOrder
 from lm.data.plan import DataPlan
 from lm.data.shards import Manifest
 from lm.data.slices import SlicedStream, base_of, slice_of
@@ -148,16 +150,3 @@ def format_stages(plan: DataPlan, total_tokens: int) -> str:
             )
         )
     return aligned(rows, text_columns=(0, 5))
-
-
-def aligned(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
-    """Rows of cells as lines with columns of one width; numbers to the right."""
-    widths = [max(len(line[i]) for line in rows) for i in range(len(rows[0]))]
-    lines = []
-    for line in rows:
-        cells = [
-            cell.ljust(width) if i in text_columns else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

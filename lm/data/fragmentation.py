@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.epochs import aligned
+from lm.columns import aligned
 from lm.data.lengths import document_lengths
 from lm.data.packing import PackedCounts
 from lm.data.plan import DataPlan

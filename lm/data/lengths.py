@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm.data.epochs import aligned
+from lm.columns import aligned
 from lm.data.shards import Manifest, TokenStream
 from lm.data.slices import short_length, slice_of
 

@@ -12,50 +12,21 @@ So a resume at any step costs nothing and no result depends on world size, micro
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm.data import blocks
+from lm.data.blocks import Float64Array, Int64Array, block_counts
 from lm.data.packing import PackedCounts
 from lm.data.permute import key_of, permute, subkeys
 from lm.data.plan import DataPlan, Stage
 from lm.errors import ConfigError
 
-Int64Array = NDArray[np.int64]
-Float64Array = NDArray[np.float64]
-
-BLOCK_SAMPLES = 1 << 10
-MAX_BLOCK_SAMPLES = 1 << 20
-WEIGHT_TOLERANCE = 0.01
 CACHED_BLOCKS = 4
-
-
-def largest_remainder(weights: Float64Array, total: int) -> Int64Array:
-    """Integer counts in proportion to weights that sum to `total` exactly; ties go to the earlier source."""
-    quota = weights / weights.sum() * total
-    counts = np.floor(quota).astype(np.int64)
-    missing = total - int(counts.sum())
-    # Rounded, so that remainders equal but for float noise are ties on every machine.
-    order = np.argsort(-np.round(quota - counts, 9), kind="stable")
-    counts[order[:missing]] += 1
-    return counts
-
-
-def block_counts(weights: Float64Array) -> Int64Array:
-    """Samples of each source in a block; the block (a power of two) grows until each share is within 1%.
-
-    A weight below 5e-5 may be further off, in the largest block; one below 1e-6 gets no sample.
-    """
-    share = weights / weights.sum()
-    size = BLOCK_SAMPLES
-    while True:
-        counts = largest_remainder(share, size)
-        error = np.abs(counts - share * size)
-        if np.all(error <= WEIGHT_TOLERANCE * share * size) or size >= MAX_BLOCK_SAMPLES:
-            return counts
-        size *= 2
 
 
 def merge_ranges(ranges: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
@@ -114,15 +85,24 @@ class DataOrder:
         self.plan = plan
         self.packed = packed
         self.source_names = tuple(source_tokens)
-        self.skipped = merge_ranges(skipped)
         self._windows = [self._count_windows(stage, source_tokens) for stage in plan.stages]
+        self._lay_out(skipped)
+
+    def _lay_out(self, skipped: Iterable[Sequence[int]]) -> None:
+        self.skipped = merge_ranges(skipped)
         self._lanes: list[_Lane] = []
         self._blocks: dict[tuple[int, int], tuple[Int64Array, Int64Array]] = {}
         start = 0
         drawn: dict[int, Int64Array] = {}
-        for index in range(len(plan.stages)):
+        for index in range(len(self.plan.stages)):
             start = self._add_lane(index, start, drawn)
         self._starts = np.array([lane.start for lane in self._lanes], dtype=np.int64)
+
+    def with_skipped(self, skipped: Iterable[Sequence[int]]) -> DataOrder:
+        """The order of the same plan and data that jumps over these ranges of k, and over no others."""
+        other = copy.copy(self)
+        other._lay_out(skipped)
+        return other
 
     def _count_windows(self, stage: Stage, source_tokens: Mapping[str, int]) -> Int64Array:
         for name, weight in stage.weights.items():
@@ -155,8 +135,8 @@ class DataOrder:
         missed = [self.source_names[i] for i in np.flatnonzero((counts == 0) & (weights > 0))]
         if missed:
             raise ConfigError(
-                f"the weight of '{missed[0]}' is below 1 in {MAX_BLOCK_SAMPLES} and cannot be drawn; raise it or set it"
-                " to 0"
+                f"the weight of '{missed[0]}' is below 1 in {blocks.MAX_BLOCK_SAMPLES} and cannot be drawn; raise it or"
+                " set it to 0"
             )
         return counts
 
@@ -240,17 +220,39 @@ class DataOrder:
         return source, window
 
     def _locate_in_stage(self, index: int, k: Int64Array) -> tuple[Int64Array, Int64Array]:
-        lane, stage = self._lanes[index], self.plan.stages[index]
+        source, draw = self.draws(index, k)
+        n_windows = self._windows[index][source]
+        epoch, visit = np.divmod(draw, n_windows)
+        keys = self._epoch_keys(self.plan.stages[index].sequence_length, source, epoch)
+        return source, permute(visit, n_windows, keys)
+
+    def draws(self, index: int, k: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(source index, draw number) of samples k of a stage; each int64 [len(k)].
+
+        Draws of a source are counted over all stages of one sequence length, those that are skipped included.
+        """
+        lane = self._lanes[index]
         block, position = np.divmod(k - lane.start, lane.block_samples)
         source, rank = np.empty_like(k), np.empty_like(k)
         for number in np.unique(block).tolist():
             mask = block == number
             sources, ranks = self._block(index, number)
             source[mask], rank[mask] = sources[position[mask]], ranks[position[mask]]
-        draw = lane.first_draw[source] + block * lane.counts[source] + rank
-        n_windows = self._windows[index][source]
-        epoch, visit = np.divmod(draw, n_windows)
-        return source, permute(visit, n_windows, self._epoch_keys(stage.sequence_length, source, epoch))
+        return source, np.asarray(lane.first_draw[source] + block * lane.counts[source] + rank, dtype=np.int64)
+
+    def places(self, index: int, source: Int64Array, draw: Int64Array) -> Int64Array:
+        """k of draws in a stage, were it to last for ever: int64, without those before it and of no source of it."""
+        lane = self._lanes[index]
+        ahead = draw - lane.first_draw[source]
+        mask = (lane.counts[source] > 0) & (ahead >= 0)
+        source = source[mask]
+        block, rank = np.divmod(ahead[mask], lane.counts[source])
+        k: Int64Array = lane.start + block * lane.block_samples
+        for number in np.unique(block).tolist():
+            mask = block == number
+            by_source = np.argsort(self._block(index, number)[0], kind="stable")
+            k[mask] += by_source[(lane.bounds - lane.counts)[source[mask]] + rank[mask]]
+        return k
 
     def _epoch_keys(self, sequence_length: int, source: Int64Array, epoch: Int64Array) -> NDArray[np.uint64]:
         keys = np.empty(len(source), dtype=np.uint64)

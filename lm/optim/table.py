@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from lm.config import ModelConfig
@@ -29,9 +27,3 @@ def _init(name: str, model: ModelConfig) -> str:
     if kind == "norm":
         return "1 (constant)"
     return "0 (constant)" if kind == "head" and model.zero_init_head else f"{init_std(name, model):.6g}"
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as columns, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)

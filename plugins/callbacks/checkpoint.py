@@ -113,6 +113,10 @@ class SavingCallback(Checkpoint, ABC):
                 self._prune(folder, permanent)
         self._saved_step = trainer.global_step
 
+    def went_back(self) -> None:
+        """After a roll-back: what was saved is of a branch given up, also where its folder could not be removed."""
+        self._saved_step = -1
+
     @staticmethod
     def folder(trainer: Trainer) -> Path:
         """Where the checkpoints of a run are."""

@@ -13,13 +13,13 @@ from lm.data.dropped import Ranges, step_range, with_ranges
 from lm.data.order import merge_ranges
 from lm.errors import ConfigError, RunStopped
 from plugins.callbacks import rewind, roll_backs
-from plugins.callbacks.checkpoint import SavingCallback
+from plugins.callbacks.checkpoint import SavingCallback, saving_callback
 from plugins.callbacks.diagnosis import diagnose
 from plugins.callbacks.roll_backs import RollBack
 from plugins.callbacks.spike_rules import Spike, make_rule
 from plugins.callbacks.step_end import ends_step
 
-_WIDEST_MARGIN = 1_000_000  # steps
+_WIDEST_MARGIN = 1000  # steps; what is dropped is listed sample by sample
 
 
 class SpikeGuard(Callback):
@@ -191,6 +191,7 @@ class SpikeGuard(Callback):
         skipped = with_ranges(order, dropped)
         self.roll_backs = [*history, RollBack(struck[0], struck[-1], step, to_step, dropped)]
         rewind.remove_after(path.parent, to_step)
+        saving_callback(trainer).went_back()
         data.rolled_back(skipped)
         self._unwritten = True
         self._write_down(trainer)

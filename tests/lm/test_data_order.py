@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from lm.data.order import BLOCK_SAMPLES, DataOrder, DataPlan, Stage, block_counts, largest_remainder, merge_ranges
+from lm.data.blocks import BLOCK_SAMPLES, block_counts, largest_remainder
+from lm.data.order import DataOrder, DataPlan, Stage, merge_ranges
 from lm.data.permute import key_of, permute
 
 TOKENS = {"a": 40_001, "b": 12_345, "c": 5_000}

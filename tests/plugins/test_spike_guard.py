@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from plugins.callbacks import roll_backs
 from plugins.callbacks.resume import Resume
 from plugins.callbacks.roll_backs import FILE
 from plugins.callbacks.spike_guard import SpikeGuard
+from plugins.strategies import checkpoint
 from plugins.strategies.checkpoint import latest
+from plugins.strategies.checkpoint_io import STATE, read_rest
 from tests.plugins.guard_runs import LENGTH, SAMPLES, Curve, Inject, build, make_folder, random_tokens, run, samples
 
 STEPS = 60
@@ -277,6 +280,14 @@ def test_a_checkpoint_of_an_abandoned_branch_is_gone_or_refused(folder, tmp_path
     trainer.fit(module, datamodule=data, ckpt_path=tmp_path / "checkpoints" / "step-00000030")
     assert watch.roll_backs == [] and data.skipped == []
     assert json.loads((tmp_path / FILE).read_text()) == {"roll_backs": [], "skipped": []}
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_replaced(folder, tmp_path, monkeypatch) -> None:
+    """Saved at step 36 and given up at 37: the new branch saves its own step 36 though the old one is still there."""
+    monkeypatch.setattr(checkpoint, "remove", Mock(side_effect=OSError(5, "Input/output error")))
+    run(folder, tmp_path, 38, guard(), poison=POISON, save_every=12)
+    rest = read_rest(tmp_path / "checkpoints" / "step-00000036" / STATE)
+    assert rest["PoisonedData"]["skipped"] == [list(pair) for pair in DROPPED]
 
 
 def test_a_wrong_setting_is_one_line() -> None:

@@ -210,7 +210,7 @@ def folder(tmp_path):
 
 
 def test_a_source_too_small_to_be_drawn_does_not_spoil_what_was_prepared(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("lm.data.order.MAX_BLOCK_SAMPLES", 1024)  # a million: a corpus of gigabytes beside a sentence
+    monkeypatch.setattr("lm.data.blocks.MAX_BLOCK_SAMPLES", 1024)  # a million: a corpus of gigabytes beside a sentence
     large, small = ([np.array([*[1] * n, 0])] for n in (5000, 1))
     write_folder(tmp_path / "d", {n: {"train": d, "validation": large} for n, d in (("a", large), ("b", small))}, 257)
     print_table(tmp_path / "d")

@@ -29,7 +29,7 @@ def line_for(key: str, class_path: str, **arguments: Any) -> str:
     ("class_path", "arguments", "part"),
     [
         ("spike_guard.SpikeGuard", {"rule": "x"}, "rule 'x' is unknown; take one of robust, ema, sigma"),
-        ("spike_guard.SpikeGuard", {"margin_steps": 10**12}, "margin_steps from 0 to 1000000, got"),
+        ("spike_guard.SpikeGuard", {"margin_steps": 10**12}, "margin_steps from 0 to 1000, got"),
         ("spike_guard.SpikeGuard", {"window": 10**20}, "window must be from 2 to 1000000"),
         ("dashboard.Dashboard", {"history_length": 10**20}, "history_length must be at most"),
         ("dashboard.Dashboard", {"straggler_factor": math.nan}, "straggler_factor must be above 1"),
