@@ -19,7 +19,7 @@ from lm.loss import IGNORE
 from lm.metrics import metrics_of_sets
 from lm.model import Llama
 from lm.optim.build import make_optimizer
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from lm.optim.schedule import lr_multiplier
 from lm.rope_stages import RopeChange, config_at
 

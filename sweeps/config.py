@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lm.errors import ConfigError
+from lm.optim.config import MuonConfig, OptimConfig
+from lm.optim.schedule import ScheduleConfig
 from sweeps.parsing import as_list, load, make, real, whole
 from sweeps.rules import (
     MODES,
@@ -38,7 +40,7 @@ class SweepConfig:
         data: corpus.
         model: fields of lm.config.ModelConfig but vocab_size, d_model and n_heads, which follow from corpus and grid.
         d_head: head size aimed at; each width takes its even divisor nearest to it, at most a factor 2 away.
-        optim: fields of lm.optim.groups.OptimConfig; the warmup follows from its own rule.
+        optim: fields of lm.optim.config.OptimConfig; the warmup follows from its own rule.
         batch: rule of the batch size.
         warmup: rule of the warmup.
         lr_horizon: rule of the learning rate over the run's length.
@@ -91,6 +93,7 @@ class SweepConfig:
                 raise ConfigError(f"budgets: {budget:g} names a width twice: {list(widths)}")
         if self.mode not in MODES:
             raise ConfigError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        self._check_optim()
         self._check_trunk()
         if self.precision == "auto":
             raise ConfigError("precision auto would differ between the cells of a sweep; take 32-true or bf16-mixed")
@@ -107,6 +110,17 @@ class SweepConfig:
             ConfigError: it is no number.
         """
         return real(self.optim.get("lr", 3e-4), "optim.lr")
+
+    def _check_optim(self) -> None:
+        """Names and values; what a cell's run would refuse is refused before the first one starts."""
+        parts: dict[str, type] = {"schedule": ScheduleConfig, "muon": MuonConfig}
+        if not isinstance(self.optim, Mapping):
+            raise ConfigError(f"optim must be a set of settings, got {self.optim!r}")
+        values = dict(self.optim)
+        for name, kind in parts.items():
+            if name in values:
+                values[name] = make(kind, values[name], f"optim.{name}")
+        make(OptimConfig, values, "optim")
 
     def _check_trunk(self) -> None:
         """What one stable phase for several budgets asks for."""

@@ -93,7 +93,7 @@ def _number(annotation: Any, value: Any, where: str) -> Any:
     """YAML reads 4e5 as a string, and 4.0 where a whole number is meant: accept both, refuse the rest."""
     if annotation == "int":
         return whole(value, where)
-    if annotation == "float":
+    if annotation == "float" or (annotation == "float | None" and value is not None):
         return real(value, where)
     return value
 

@@ -15,7 +15,7 @@ from lm.config import ModelConfig, RuntimeConfig
 from lm.data.synthetic import write_folder
 from lm.datamodule import TokenDataModule
 from lm.module import LlamaModule
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from lm.optim.schedule import ScheduleConfig
 from plugins.strategies import register
 

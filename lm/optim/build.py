@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from lm.config import ModelConfig
-from lm.optim.groups import OptimConfig, parameter_groups
+from lm.optim.config import OptimConfig
+from lm.optim.groups import parameter_groups
 from lm.optim.muon import MuonAdamW
 
 

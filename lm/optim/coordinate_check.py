@@ -17,7 +17,7 @@ from lm.config import ModelConfig, MuPConfig
 from lm.init import materialize
 from lm.model import Llama
 from lm.optim.build import make_optimizer
-from lm.optim.groups import MuonConfig, OptimConfig
+from lm.optim.config import MuonConfig, OptimConfig
 
 Scales = dict[str, float]
 

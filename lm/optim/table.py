@@ -7,7 +7,8 @@ import torch
 from lm.config import ModelConfig
 from lm.init import init_std, parameter_kind
 from lm.model import Llama
-from lm.optim.groups import OptimConfig, parameter_rows
+from lm.optim.config import OptimConfig
+from lm.optim.groups import parameter_rows
 
 
 def parameter_table(model: ModelConfig, optim: OptimConfig) -> list[tuple[str, ...]]:

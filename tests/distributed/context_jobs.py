@@ -24,7 +24,7 @@ from lm.init import materialize
 from lm.loss import IGNORE
 from lm.model import Llama
 from lm.module import LlamaModule
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from plugins.callbacks.qk_clip import QKClip
 from plugins.callbacks.throughput import Throughput
 from tests.distributed.scenario import Layout, SaveAt, build_trainer

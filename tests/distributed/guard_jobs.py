@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lm.module import LlamaModule
-from lm.optim.groups import MuonConfig, OptimConfig
+from lm.optim.config import MuonConfig, OptimConfig
 from plugins.callbacks.spike_guard import SpikeGuard
 from tests.distributed.scenario import Layout, build_strategy, snapshot
 from tests.plugins.guard_runs import SAMPLES, SHAPE, Curve, build, samples

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 
 from lm.config import ModelConfig
 from lm.module import LlamaModule
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from lm.optim.schedule import ScheduleConfig
 from plugins.precision.float8 import Float8
 from plugins.strategies import register

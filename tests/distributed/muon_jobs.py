@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm.optim.build import make_optimizer
-from lm.optim.groups import MuonConfig, OptimConfig
+from lm.optim.config import MuonConfig, OptimConfig
 from tests.distributed.scenario import Layout, Model, SaveAt, build_trainer, fit
 
 STEPS, SAVED_STEP = 8, 4

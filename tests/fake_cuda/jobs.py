@@ -34,7 +34,7 @@ from lm.config import ModelConfig, MuPConfig, RuntimeConfig
 from lm.evaluation.text import losses
 from lm.model import Llama
 from lm.optim.build import make_optimizer
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from lm.rope_scaling import RopeScaling
 from plugins.callbacks.qk_clip import QKClip, group_factors, row_factors, scale_rows
 from plugins.strategies.gradients import clip_to_norm, global_norm, optimized_parameters

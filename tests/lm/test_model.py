@@ -128,7 +128,8 @@ def test_causal() -> None:
 
 def test_overfits_four_sequences() -> None:
     """A small model reaches a loss below .1 on 4 repeated sequences."""
-    from lm.optim.groups import OptimConfig, parameter_groups
+    from lm.optim.config import OptimConfig
+    from lm.optim.groups import parameter_groups
 
     config = ModelConfig(vocab_size=64, d_model=64, n_layers=2, n_heads=4)
     model = make(config)

@@ -13,7 +13,8 @@ from lm.config import ModelConfig, MuPConfig
 from lm.init import materialize
 from lm.model import Llama
 from lm.optim.build import make_optimizer
-from lm.optim.groups import MuonConfig, OptimConfig, parameter_rows
+from lm.optim.config import MuonConfig, OptimConfig
+from lm.optim.groups import parameter_rows
 from lm.optim.muon import COEFFICIENTS, MuonAdamW, newton_schulz, update_scale
 
 CONFIG = ModelConfig(vocab_size=67, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)

@@ -7,7 +7,8 @@ import torch
 
 from lm.config import ModelConfig, MuPConfig
 from lm.model import Llama
-from lm.optim.groups import OptimConfig, parameter_groups, parameter_rows
+from lm.optim.config import OptimConfig
+from lm.optim.groups import parameter_groups, parameter_rows
 from lm.optim.schedule import ScheduleConfig, lr_multiplier, wsd_decay_start
 
 

@@ -18,7 +18,7 @@ from lm.data.synthetic import write_folder
 from lm.data.windows import Batch, WindowReader
 from lm.datamodule import StreamLoader, TokenDataModule
 from lm.module import LlamaModule
-from lm.optim.groups import OptimConfig
+from lm.optim.config import OptimConfig
 from lm.optim.schedule import ScheduleConfig
 from plugins.callbacks.checkpoint import PeriodicCheckpoint
 from plugins.callbacks.spike_guard import SpikeGuard

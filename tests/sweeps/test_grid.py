@@ -127,6 +127,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"warmup": {"fraction": 2}}, "warmup:"),
     ({"resources": {"cpus": 0}}, "resources:"),
     ({"optim": {"lr": "fast"}}, "optim.lr must be a number"),
+    ({"optim": {"weight_deacy": 0.1}}, "unknown setting optim.weight_deacy; known: name, lr, betas"),
+    ({"optim": {"schedule": {"kind": "cosin"}}}, "schedule"),
+    ({"optim": {"schedule": {"decay": 0.1}}}, "unknown setting optim.schedule.decay"),
+    ({"optim": {"name": "muon", "muon": {"lr": "-2e-2"}}}, "optim.muon.lr must be positive"),
+    ({"optim": ["lr", 1]}, "optim must be a set of settings"),
 ]
 
 
