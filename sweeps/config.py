@@ -120,6 +120,8 @@ class SweepConfig:
         for name, kind in parts.items():
             if name in values:
                 values[name] = make(kind, values[name], f"optim.{name}")
+        if "betas" in values:
+            values["betas"] = tuple(real(beta, "optim.betas") for beta in as_list(values["betas"], "optim.betas"))
         make(OptimConfig, values, "optim")
 
     def _check_trunk(self) -> None:

@@ -131,6 +131,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"optim": {"schedule": {"kind": "cosin"}}}, "schedule"),
     ({"optim": {"schedule": {"decay": 0.1}}}, "unknown setting optim.schedule.decay"),
     ({"optim": {"name": "muon", "muon": {"lr": "-2e-2"}}}, "optim.muon.lr must be positive"),
+    ({"optim": {"betas": 0.9}}, "optim.betas must be a list"),
+    ({"optim": {"betas": [0.9, "b"]}}, "optim.betas must be a number"),
     ({"optim": ["lr", 1]}, "optim must be a set of settings"),
 ]
 
